@@ -1,0 +1,123 @@
+/* The C ABI of the nccl-ffm shim: everything Java calls in libncclffm_cuda.so and libncclffm_cpu.so.
+ *
+ * The shim holds kernels, their launchers and struct-layout queries, nothing else. It does not link libnccl and
+ * includes none of its headers: peer addresses are collected by Java and arrive in ncclFfmDevComm. jextract reads this
+ * file, so it is plain C and needs no CUDA header. Every function returning int returns an ncclResult_t value (0 =
+ * ncclSuccess). */
+#ifndef NCCLFFM_H_
+#define NCCLFFM_H_
+
+#ifndef __CUDACC_RTC__ /* it has no system headers; ncclffm/types.h gives it their types */
+#include <stddef.h>
+#include <stdint.h>
+#endif
+
+/* The shim hides every symbol but these. */
+#define NCCLFFM_API __attribute__((visibility("default")))
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Grows with every incompatible change of this file; Java refuses a shim that reports another. */
+#define NCCLFFM_ABI_VERSION 1
+
+#define NCCLFFM_DEVCOMM_MAGIC 0x4e464443u /* "NFDC" */
+
+/* Bound of linesPerSlot. */
+#define NCCLFFM_MAX_LINES_PER_SLOT (1u << 24)
+
+/* The function named in a status record. */
+typedef enum ncclFfmFunction {
+  ncclFfmFunctionNone = 0,
+  ncclFfmFunctionAllReduce = 1,
+  ncclFfmFunctionFusedScaleAllReduceSqrt = 2
+} ncclFfmFunction;
+
+/* What went wrong, in host-mapped memory of one rank. The first thread that fails writes it, once; Java reads it after
+ * an acquire load of ready. Codes: ncclTimeout (the peer did not come within timeoutNs), ncclRemoteError (abort was
+ * set), ncclInvalidUsage (a second collective on a busy channel; peer is -1). Zeroed at creation. */
+typedef struct ncclFfmStatus {
+  uint32_t code;     /* an ncclResult_t, 0 while nothing failed */
+  uint32_t function; /* an ncclFfmFunction */
+  int32_t rank;      /* that failed */
+  int32_t peer;      /* that it waited for, -1 if none */
+  int32_t channel;
+  uint32_t epoch; /* of the exchange that failed */
+  uint64_t waitedNs;
+  uint32_t abort; /* Java stores non-zero: every wait of this rank ends with ncclRemoteError */
+  uint32_t ready; /* release-stored last: the fields above (but for abort) are complete */
+} ncclFfmStatus;
+
+/* State of one channel, in device memory of the rank that owns it; only kernels of that rank touch it. Zeroed at
+ * creation. */
+typedef struct ncclFfmChannel {
+  uint64_t state;  /* bits 0-31: epoch of the last finished exchange, advanced by kernels; bit 32: one is running */
+  uint32_t failed; /* entry 0 only: the ncclResult_t that the communicator has failed with, for good */
+  uint32_t reserved[29];
+} ncclFfmChannel;
+
+/* What a kernel takes by value to communicate. Java fills it. At most 256 bytes. */
+typedef struct ncclFfmDevComm {
+  uint32_t magic;   /* NCCLFFM_DEVCOMM_MAGIC */
+  uint32_t version; /* NCCLFFM_ABI_VERSION */
+  int32_t rank;
+  int32_t nRanks;
+  int32_t nChannels;
+  uint32_t linesPerSlot;    /* LL lines (16 bytes, 8 of them payload) that one peer may have in flight on one channel */
+  uint64_t timeoutNs;       /* bound of every wait; 0 = none */
+  ncclFfmChannel *channels; /* device memory, nChannels entries */
+  void **peers; /* device memory, nRanks entries: base of rank r's LL window (16-byte aligned) as mapped here */
+  ncclFfmStatus *status; /* device pointer to host-mapped memory */
+} ncclFfmDevComm;
+
+/* One row of the layout table; field "" is the struct itself. */
+typedef struct ncclFfmLayout {
+  const char *structName;
+  const char *fieldName;
+  uint64_t offset;
+  uint64_t size;
+} ncclFfmLayout;
+
+#ifndef __CUDACC_RTC__ /* kernels see the structs only */
+
+/* NCCLFFM_ABI_VERSION that the shim was built with. */
+NCCLFFM_API int ncclFfmGetAbiVersion(int *version);
+
+/* One line for people: backend, compiler, CUDA version, architectures. Static storage. */
+NCCLFFM_API const char *ncclFfmGetBuildInfo(void);
+
+/* Text of the last failure of a shim function on the calling thread, "" if none. Valid until the next failure on it. */
+NCCLFFM_API const char *ncclFfmGetLastError(void);
+
+/* sizeof and offsetof of every struct shared with Java, as the compiler of the shim sees them. Static storage. */
+NCCLFFM_API int ncclFfmGetLayouts(const ncclFfmLayout **layouts, size_t *count);
+
+/* Bytes of the LL window that each rank must provide, zeroed, for a device communicator of this shape. */
+NCCLFFM_API int ncclFfmGetWindowBytes(int nRanks, int nChannels, unsigned int linesPerSlot, uint64_t *bytes);
+
+/* Launches every kernel of the shim once with no work on the current device, so that no later first launch has to wait
+ * for the device to go idle. Asynchronous on the stream (a cudaStream_t). */
+NCCLFFM_API int ncclFfmPrime(void *stream);
+
+/* recvbuff = sum over ranks of sendbuff (LL, one-shot). datatype and op are ncclDataType_t and ncclRedOp_t values; this
+ * shim knows ncclFloat32 and ncclSum. count is in elements, the same on every rank; 0 does nothing and needs no
+ * buffers. Buffers are 4-byte aligned device memory; in-place when the pointers are equal; partly overlapping buffers
+ * are refused. The sum is taken in rank order, so it is bit-identical on every rank. The struct is read during the call
+ * only. Asynchronous on the stream: a bad argument is returned here, a failure of the exchange lands in comm->status.
+ * One collective at a time on a communicator: a second one in flight is reported as ncclInvalidUsage there. */
+NCCLFFM_API int ncclFfmAllReduce(const ncclFfmDevComm *comm, const void *sendbuff, void *recvbuff, size_t count,
+                                 int datatype, int op, void *stream);
+
+/* One launch: x = a*x + b (one rounding), all-reduce (sum), x = sqrt(|x|); f32, in place on buff. The rules of
+ * ncclFfmAllReduce. */
+NCCLFFM_API int ncclFfmFusedScaleAllReduceSqrt(const ncclFfmDevComm *comm, float *buff, size_t count, float a, float b,
+                                               void *stream);
+
+#endif /* __CUDACC_RTC__ */
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* NCCLFFM_H_ */

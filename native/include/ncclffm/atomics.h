@@ -1,0 +1,176 @@
+// Every load, store, read-modify-write and clock read that other threads, GPUs or the host take part in, each named
+// after its order and its scope: Gpu for what one rank's kernels share, Sys for what peers or the host see. This is the
+// only file with inline PTX. On the host both scopes are the same, and the compiler's __atomic builtins stand for them.
+#ifndef NCCLFFM_ATOMICS_H_
+#define NCCLFFM_ATOMICS_H_
+
+#include "impl/config.h"
+#include "impl/rules.h"
+
+#ifndef __CUDACC__
+#include <sched.h>
+#include <time.h>
+#endif
+
+namespace ncclffm {
+
+// An LL line: two pairs of 4 bytes of data (bits 0-31) and a flag (bits 32-63). Each pair is written and read whole;
+// the two pairs of a line are not.
+struct alignas(16) LLLine {
+  uint64_t pair[2];
+};
+
+#ifdef __CUDACC__
+
+NCCLFFM_DEVICE uint32_t loadRelaxedGpu(const uint32_t *address) {
+  uint32_t value;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(__cvta_generic_to_global(address)) : "memory");
+  return value;
+}
+
+NCCLFFM_DEVICE uint32_t loadRelaxedSys(const uint32_t *address) {
+  uint32_t value;
+  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(__cvta_generic_to_global(address)) : "memory");
+  return value;
+}
+
+NCCLFFM_DEVICE void storeRelaxedGpu(uint64_t *address, uint64_t value) {
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(address)), "l"(value) : "memory");
+}
+
+NCCLFFM_DEVICE void storeRelaxedSys(uint32_t *address, uint32_t value) {
+  asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(address)), "r"(value) : "memory");
+}
+
+NCCLFFM_DEVICE void storeRelaxedSys(uint64_t *address, uint64_t value) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(address)), "l"(value) : "memory");
+}
+
+NCCLFFM_DEVICE void storeReleaseSys(uint32_t *address, uint32_t value) {
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(address)), "r"(value) : "memory");
+}
+
+NCCLFFM_DEVICE uint64_t fetchOrRelaxedGpu(uint64_t *address, uint64_t bits) {
+  uint64_t old;
+  asm volatile("atom.relaxed.gpu.global.or.b64 %0, [%1], %2;"
+               : "=l"(old)
+               : "l"(__cvta_generic_to_global(address)), "l"(bits)
+               : "memory");
+  return old;
+}
+
+NCCLFFM_DEVICE uint32_t compareAndSwapRelaxedGpu(uint32_t *address, uint32_t expected, uint32_t desired) {
+  uint32_t old;
+  asm volatile("atom.relaxed.gpu.global.cas.b32 %0, [%1], %2, %3;"
+               : "=r"(old)
+               : "l"(__cvta_generic_to_global(address)), "r"(expected), "r"(desired)
+               : "memory");
+  return old;
+}
+
+// One 16-byte access, of two 8-byte elements: PTX promises that an element is whole, never that the vector is.
+NCCLFFM_DEVICE LLLine loadLineRelaxedSys(const LLLine *address) {
+  LLLine line;
+  asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];"
+               : "=l"(line.pair[0]), "=l"(line.pair[1])
+               : "l"(__cvta_generic_to_global(address))
+               : "memory");
+  return line;
+}
+
+NCCLFFM_DEVICE void storeLineRelaxedSys(LLLine *address, LLLine line) {
+  asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(address)),
+               "l"(line.pair[0]), "l"(line.pair[1])
+               : "memory");
+}
+
+NCCLFFM_DEVICE void fenceSys() {
+  asm volatile("fence.acq_rel.sys;" ::: "memory");
+}
+
+NCCLFFM_DEVICE uint64_t nowNs() {
+  uint64_t ns;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns)::"memory");
+  return ns;
+}
+
+NCCLFFM_DEVICE void pauseNs(uint32_t ns) {
+  __nanosleep(ns);
+}
+
+#else
+
+NCCLFFM_DEVICE uint32_t loadRelaxedGpu(const uint32_t *address) {
+  return __atomic_load_n(address, __ATOMIC_RELAXED);
+}
+
+NCCLFFM_DEVICE uint32_t loadRelaxedSys(const uint32_t *address) {
+  return __atomic_load_n(address, __ATOMIC_RELAXED);
+}
+
+NCCLFFM_DEVICE void storeRelaxedGpu(uint64_t *address, uint64_t value) {
+  __atomic_store_n(address, value, __ATOMIC_RELAXED);
+}
+
+NCCLFFM_DEVICE void storeRelaxedSys(uint32_t *address, uint32_t value) {
+  __atomic_store_n(address, value, __ATOMIC_RELAXED);
+}
+
+NCCLFFM_DEVICE void storeRelaxedSys(uint64_t *address, uint64_t value) {
+  __atomic_store_n(address, value, __ATOMIC_RELAXED);
+}
+
+NCCLFFM_DEVICE void storeReleaseSys(uint32_t *address, uint32_t value) {
+  __atomic_store_n(address, value, __ATOMIC_RELEASE);
+}
+
+NCCLFFM_DEVICE uint64_t fetchOrRelaxedGpu(uint64_t *address, uint64_t bits) {
+  return __atomic_fetch_or(address, bits, __ATOMIC_RELAXED);
+}
+
+NCCLFFM_DEVICE uint32_t compareAndSwapRelaxedGpu(uint32_t *address, uint32_t expected, uint32_t desired) {
+  __atomic_compare_exchange_n(address, &expected, desired, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+  return expected;
+}
+
+NCCLFFM_DEVICE LLLine loadLineRelaxedSys(const LLLine *address) {
+  LLLine line;
+  line.pair[0] = __atomic_load_n(&address->pair[0], __ATOMIC_RELAXED);
+  line.pair[1] = __atomic_load_n(&address->pair[1], __ATOMIC_RELAXED);
+  return line;
+}
+
+NCCLFFM_DEVICE void storeLineRelaxedSys(LLLine *address, LLLine line) {
+  __atomic_store_n(&address->pair[0], line.pair[0], __ATOMIC_RELAXED);
+  NCCLFFM_STALL();
+  __atomic_store_n(&address->pair[1], line.pair[1], __ATOMIC_RELAXED);
+}
+
+NCCLFFM_DEVICE void fenceSys() {
+#ifndef __SANITIZE_THREAD__  // it does not know fences; every access that the fence orders is atomic, so it misses none
+                             // here
+  __atomic_thread_fence(__ATOMIC_ACQ_REL);
+#endif
+}
+
+NCCLFFM_DEVICE uint64_t nowNs() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<uint64_t>(now.tv_sec) * 1000000000u + static_cast<uint64_t>(now.tv_nsec);
+}
+
+// 0 gives the processor to whoever is ready to run: ranks are host threads, and may be more than the processors.
+NCCLFFM_DEVICE void pauseNs(uint32_t ns) {
+  if (ns == 0) {
+    sched_yield();
+    return;
+  }
+  timespec pause = {0, static_cast<long>(ns)};
+  nanosleep(&pause, nullptr);
+}
+
+#endif
+
+}  // namespace ncclffm
+
+#endif  // NCCLFFM_ATOMICS_H_

@@ -1,0 +1,66 @@
+// Who cooperates in a call: one thread, a warp or a block. Each group has rank(), size(), and
+//   sync()             all threads have arrived; memory they wrote is visible to the group
+//   syncAny(flag)      sync(), and whether any thread gave true
+//   syncBroadcast(v)   sync(), and the value that the thread of rank 0 gave
+// A group's functions are called by all of its threads. Block sizes are multiples of 32, so that a warp is a whole one.
+// On the host a block is one thread: CoopThread is the only group there, and CoopBlock is another name for it.
+#ifndef NCCLFFM_COOP_H_
+#define NCCLFFM_COOP_H_
+
+#include "impl/config.h"
+
+namespace ncclffm {
+
+struct CoopThread {
+  NCCLFFM_DEVICE uint32_t rank() const { return 0; }
+  NCCLFFM_DEVICE uint32_t size() const { return 1; }
+  NCCLFFM_DEVICE void sync() const {}
+  NCCLFFM_DEVICE bool syncAny(bool flag) const { return flag; }
+  NCCLFFM_DEVICE uint64_t syncBroadcast(uint64_t value) const { return value; }
+};
+
+#ifdef __CUDACC__
+
+struct CoopWarp {
+  NCCLFFM_DEVICE uint32_t rank() const { return threadInBlock() % 32; }
+  NCCLFFM_DEVICE uint32_t size() const { return 32; }
+  NCCLFFM_DEVICE void sync() const { __syncwarp(); }
+  NCCLFFM_DEVICE bool syncAny(bool flag) const {
+    __syncwarp();
+    return __any_sync(0xffffffffu, flag);
+  }
+  NCCLFFM_DEVICE uint64_t syncBroadcast(uint64_t value) const {
+    __syncwarp();
+    return __shfl_sync(0xffffffffu, static_cast<unsigned long long>(value), 0);
+  }
+
+ private:
+  NCCLFFM_DEVICE static uint32_t threadInBlock() {
+    return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
+  }
+};
+
+struct CoopBlock {
+  NCCLFFM_DEVICE uint32_t rank() const { return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z); }
+  NCCLFFM_DEVICE uint32_t size() const { return blockDim.x * blockDim.y * blockDim.z; }
+  NCCLFFM_DEVICE void sync() const { __syncthreads(); }
+  NCCLFFM_DEVICE bool syncAny(bool flag) const { return __syncthreads_or(flag) != 0; }
+  NCCLFFM_DEVICE uint64_t syncBroadcast(uint64_t value) const {
+    __shared__ uint64_t shared;
+    if (rank() == 0) shared = value;
+    __syncthreads();
+    uint64_t result = shared;
+    __syncthreads();  // nobody writes the next value before everybody has this one
+    return result;
+  }
+};
+
+#else
+
+using CoopBlock = CoopThread;
+
+#endif
+
+}  // namespace ncclffm
+
+#endif  // NCCLFFM_COOP_H_

@@ -1,0 +1,25 @@
+// How a function of the device library is compiled: for the GPU by nvcc or NVRTC, or for host threads by any C++17
+// compiler.
+#ifndef NCCLFFM_IMPL_CONFIG_H_
+#define NCCLFFM_IMPL_CONFIG_H_
+
+#ifdef __CUDACC_RTC__
+// NVRTC has no system headers. The same types as libcu++ declares there, so that both can be included.
+typedef signed int int32_t;
+typedef unsigned int uint32_t;
+typedef unsigned long long uint64_t;
+typedef unsigned long long uintptr_t;
+#else
+#include <stddef.h>
+#include <stdint.h>
+#endif
+
+#ifdef __CUDACC__
+#define NCCLFFM_DEVICE __device__ __forceinline__
+#define NCCLFFM_UNROLL _Pragma("unroll")
+#else
+#define NCCLFFM_DEVICE inline
+#define NCCLFFM_UNROLL
+#endif
+
+#endif  // NCCLFFM_IMPL_CONFIG_H_

@@ -1,0 +1,71 @@
+// Bodies of wait.h.
+#ifndef NCCLFFM_IMPL_WAIT_FUNCS_H_
+#define NCCLFFM_IMPL_WAIT_FUNCS_H_
+
+namespace ncclffm {
+
+// A poll takes about 0.3 us on a GPU. The clock, the failure word and above all the abort word, which is a read over
+// PCIe, are looked at only once in so many polls.
+#ifdef __CUDACC__
+constexpr uint32_t kPollsPerCheck = 256;
+#else
+constexpr uint32_t kPollsPerCheck = 64;
+#endif
+
+// A wait that has lasted this long (about 1 ms) is not a matter of latency any more: it leaves the processor to others.
+constexpr uint32_t kPollsBeforePause = 4096;
+#ifdef __CUDACC__
+constexpr uint32_t kPauseNs = 200;
+constexpr bool kYieldBetweenPolls = false;
+#else
+constexpr uint32_t kPauseNs = 50000;
+constexpr bool kYieldBetweenPolls = true;  // the peer may need this very processor
+#endif
+
+NCCLFFM_DEVICE ncclResult_t failureOf(const DevComm &comm) {
+  return static_cast<ncclResult_t>(loadRelaxedGpu(&comm.channels[0].failed));
+}
+
+NCCLFFM_DEVICE ncclResult_t fail(const DevComm &comm, const Site &site, ncclResult_t code, int peer,
+                                 uint64_t waitedNs) {
+  // The claim is a word in device memory: few PCs have atomics over PCIe, which one in the status record would need.
+  uint32_t first = compareAndSwapRelaxedGpu(&comm.channels[0].failed, ncclSuccess, code);
+  if (first != ncclSuccess) return static_cast<ncclResult_t>(first);
+  Status *status = comm.status;
+  storeRelaxedSys(&status->code, static_cast<uint32_t>(code));
+  storeRelaxedSys(&status->function, static_cast<uint32_t>(site.function));
+  storeRelaxedSys(reinterpret_cast<uint32_t *>(&status->rank), static_cast<uint32_t>(comm.rank));
+  storeRelaxedSys(reinterpret_cast<uint32_t *>(&status->peer), static_cast<uint32_t>(peer));
+  storeRelaxedSys(reinterpret_cast<uint32_t *>(&status->channel), static_cast<uint32_t>(site.channel));
+  storeRelaxedSys(&status->epoch, site.epoch);
+  storeRelaxedSys(&status->waitedNs, waitedNs);
+  storeReleaseSys(&status->ready, 1);
+  return code;
+}
+
+template <class Missing>
+NCCLFFM_DEVICE ncclResult_t waitFor(const DevComm &comm, const Site &site, Missing missing) {
+  uint64_t startNs = 0;
+  for (uint32_t polls = 1;; ++polls) {
+    int peer = missing();
+    if (peer == kNobody) return ncclSuccess;
+    if (polls % kPollsPerCheck == 0) {
+      ncclResult_t failure = failureOf(comm);
+      if (failure != ncclSuccess) return failure;
+      uint64_t now = nowNs();
+      if (startNs == 0) startNs = now;
+      uint64_t waitedNs = now - startNs;
+      if (loadRelaxedSys(&comm.status->abort) != 0) return fail(comm, site, ncclRemoteError, peer, waitedNs);
+      if (comm.timeoutNs != 0 && waitedNs >= comm.timeoutNs) return fail(comm, site, ncclTimeout, peer, waitedNs);
+    }
+    if (polls >= kPollsBeforePause) {
+      pauseNs(kPauseNs);
+    } else if (kYieldBetweenPolls) {
+      pauseNs(0);
+    }
+  }
+}
+
+}  // namespace ncclffm
+
+#endif  // NCCLFFM_IMPL_WAIT_FUNCS_H_

@@ -1,0 +1,41 @@
+// The structs shared with Java (../ncclffm.h), under their C++ names, with the promises that both sides rely on; and
+// the values of NCCL's enums that the library uses. They are declared here, in this namespace, because the library
+// includes no header of NCCL; functions take them as int, so that NCCL's own constants can be passed as well.
+#ifndef NCCLFFM_TYPES_H_
+#define NCCLFFM_TYPES_H_
+
+// Before ../ncclffm.h, which needs its integer types where there are no system headers (NVRTC).
+#include "impl/config.h"
+
+#include "../ncclffm.h"
+
+namespace ncclffm {
+
+using DevComm = ::ncclFfmDevComm;
+using Channel = ::ncclFfmChannel;
+using Status = ::ncclFfmStatus;
+
+enum ncclResult_t {
+  ncclSuccess = 0,
+  ncclUnhandledCudaError = 1,
+  ncclSystemError = 2,
+  ncclInternalError = 3,
+  ncclInvalidArgument = 4,
+  ncclInvalidUsage = 5,
+  ncclRemoteError = 6,
+  ncclInProgress = 7,
+  ncclTimeout = 8,
+};
+
+enum ncclDataType_t { ncclFloat32 = 7 };
+
+enum ncclRedOp_t { ncclSum = 0 };
+
+static_assert(sizeof(Status) == 40, "ncclFfmStatus is read by Java");
+static_assert(sizeof(Channel) == 128, "one channel, one cache line of the GPU");
+static_assert(sizeof(DevComm) <= 256, "a kernel takes the communicator by value");
+static_assert(sizeof(void *) == 8, "64-bit addresses");
+
+}  // namespace ncclffm
+
+#endif  // NCCLFFM_TYPES_H_

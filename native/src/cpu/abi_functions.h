@@ -1,0 +1,107 @@
+// The exported functions, over the types of abi.h. Apart from them so that test cpu_real_headers can compile these
+// declarations after NVIDIA's headers, where any difference in a signature is an error.
+#ifndef NCCLFFM_CPU_ABI_FUNCTIONS_H_
+#define NCCLFFM_CPU_ABI_FUNCTIONS_H_
+
+#include <cstddef>
+
+#define NCCLFFM_EXPORT __attribute__((visibility("default")))
+
+extern "C" {
+
+NCCLFFM_EXPORT cudaError_t cudaRuntimeGetVersion(int *version);
+NCCLFFM_EXPORT cudaError_t cudaDriverGetVersion(int *version);
+NCCLFFM_EXPORT cudaError_t cudaGetDeviceCount(int *count);
+NCCLFFM_EXPORT cudaError_t cudaSetDevice(int device);
+NCCLFFM_EXPORT cudaError_t cudaGetDevice(int *device);
+NCCLFFM_EXPORT cudaError_t cudaDeviceSynchronize(void);
+NCCLFFM_EXPORT cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device);
+NCCLFFM_EXPORT cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int device);
+NCCLFFM_EXPORT cudaError_t cudaMemGetInfo(size_t *free, size_t *total);
+
+NCCLFFM_EXPORT cudaError_t cudaMalloc(void **pointer, size_t bytes);
+NCCLFFM_EXPORT cudaError_t cudaFree(void *pointer);
+NCCLFFM_EXPORT cudaError_t cudaHostAlloc(void **pointer, size_t bytes, unsigned int flags);
+NCCLFFM_EXPORT cudaError_t cudaFreeHost(void *pointer);
+NCCLFFM_EXPORT cudaError_t cudaHostGetDevicePointer(void **device, void *host, unsigned int flags);
+NCCLFFM_EXPORT cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind);
+NCCLFFM_EXPORT cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
+                                           cudaStream_t stream);
+NCCLFFM_EXPORT cudaError_t cudaMemset(void *pointer, int value, size_t bytes);
+NCCLFFM_EXPORT cudaError_t cudaMemsetAsync(void *pointer, int value, size_t bytes, cudaStream_t stream);
+NCCLFFM_EXPORT cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *attributes, const void *pointer);
+
+NCCLFFM_EXPORT cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned int flags);
+NCCLFFM_EXPORT cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned int flags, int priority);
+NCCLFFM_EXPORT cudaError_t cudaStreamDestroy(cudaStream_t stream);
+NCCLFFM_EXPORT cudaError_t cudaStreamSynchronize(cudaStream_t stream);
+NCCLFFM_EXPORT cudaError_t cudaStreamQuery(cudaStream_t stream);
+NCCLFFM_EXPORT cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int flags);
+NCCLFFM_EXPORT cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void *userData);
+NCCLFFM_EXPORT cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned int flags);
+NCCLFFM_EXPORT cudaError_t cudaEventDestroy(cudaEvent_t event);
+NCCLFFM_EXPORT cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
+NCCLFFM_EXPORT cudaError_t cudaEventQuery(cudaEvent_t event);
+NCCLFFM_EXPORT cudaError_t cudaEventSynchronize(cudaEvent_t event);
+NCCLFFM_EXPORT cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEvent_t end);
+
+NCCLFFM_EXPORT const char *cudaGetErrorName(cudaError_t error);
+NCCLFFM_EXPORT const char *cudaGetErrorString(cudaError_t error);
+NCCLFFM_EXPORT cudaError_t cudaGetLastError(void);
+NCCLFFM_EXPORT cudaError_t cudaPeekAtLastError(void);
+
+NCCLFFM_EXPORT ncclResult_t ncclGetVersion(int *version);
+NCCLFFM_EXPORT const char *ncclGetErrorString(ncclResult_t result);
+NCCLFFM_EXPORT const char *ncclGetLastError(ncclComm_t comm);
+NCCLFFM_EXPORT ncclResult_t ncclGetUniqueId(ncclUniqueId *id);
+NCCLFFM_EXPORT ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nRanks, ncclUniqueId id, int rank);
+NCCLFFM_EXPORT ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nRanks, ncclUniqueId id, int rank,
+                                                   ncclConfig_t *config);
+NCCLFFM_EXPORT ncclResult_t ncclCommInitAll(ncclComm_t *comms, int nDevices, const int *devices);
+NCCLFFM_EXPORT ncclResult_t ncclCommFinalize(ncclComm_t comm);
+NCCLFFM_EXPORT ncclResult_t ncclCommDestroy(ncclComm_t comm);
+NCCLFFM_EXPORT ncclResult_t ncclCommAbort(ncclComm_t comm);
+NCCLFFM_EXPORT ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error);
+NCCLFFM_EXPORT ncclResult_t ncclCommCount(ncclComm_t comm, int *count);
+NCCLFFM_EXPORT ncclResult_t ncclCommCuDevice(ncclComm_t comm, int *device);
+NCCLFFM_EXPORT ncclResult_t ncclCommUserRank(ncclComm_t comm, int *rank);
+NCCLFFM_EXPORT ncclResult_t ncclGroupStart(void);
+NCCLFFM_EXPORT ncclResult_t ncclGroupEnd(void);
+
+NCCLFFM_EXPORT ncclResult_t ncclAllReduce(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
+                                          ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream);
+NCCLFFM_EXPORT ncclResult_t ncclBroadcast(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
+                                          int root, ncclComm_t comm, cudaStream_t stream);
+NCCLFFM_EXPORT ncclResult_t ncclBcast(void *buff, size_t count, ncclDataType_t datatype, int root, ncclComm_t comm,
+                                      cudaStream_t stream);
+NCCLFFM_EXPORT ncclResult_t ncclReduce(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
+                                       ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream);
+NCCLFFM_EXPORT ncclResult_t ncclAllGather(const void *sendbuff, void *recvbuff, size_t sendcount,
+                                          ncclDataType_t datatype, ncclComm_t comm, cudaStream_t stream);
+NCCLFFM_EXPORT ncclResult_t ncclReduceScatter(const void *sendbuff, void *recvbuff, size_t recvcount,
+                                              ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm,
+                                              cudaStream_t stream);
+NCCLFFM_EXPORT ncclResult_t ncclAlltoAll(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
+                                         ncclComm_t comm, cudaStream_t stream);
+NCCLFFM_EXPORT ncclResult_t ncclGather(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
+                                       int root, ncclComm_t comm, cudaStream_t stream);
+NCCLFFM_EXPORT ncclResult_t ncclScatter(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
+                                        int root, ncclComm_t comm, cudaStream_t stream);
+NCCLFFM_EXPORT ncclResult_t ncclSend(const void *sendbuff, size_t count, ncclDataType_t datatype, int peer,
+                                     ncclComm_t comm, cudaStream_t stream);
+NCCLFFM_EXPORT ncclResult_t ncclRecv(void *recvbuff, size_t count, ncclDataType_t datatype, int peer, ncclComm_t comm,
+                                     cudaStream_t stream);
+
+NCCLFFM_EXPORT ncclResult_t ncclMemAlloc(void **pointer, size_t bytes);
+NCCLFFM_EXPORT ncclResult_t ncclMemFree(void *pointer);
+NCCLFFM_EXPORT ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *buff, size_t size, ncclWindow_t *window,
+                                                   int flags);
+NCCLFFM_EXPORT ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t window);
+NCCLFFM_EXPORT ncclResult_t ncclGetLsaDevicePointer(ncclWindow_t window, size_t offset, int lsaRank, void **pointer);
+NCCLFFM_EXPORT ncclResult_t ncclCommQueryProperties(ncclComm_t comm, ncclCommProperties_t *properties);
+NCCLFFM_EXPORT ncclTeam_t ncclTeamWorld(ncclComm_t comm);
+NCCLFFM_EXPORT ncclTeam_t ncclTeamLsa(ncclComm_t comm);
+
+}  // extern "C"
+
+#endif  // NCCLFFM_CPU_ABI_FUNCTIONS_H_

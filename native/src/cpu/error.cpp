@@ -1,0 +1,149 @@
+// Error names, error texts and the last-error state.
+#include "error.h"
+
+#include <cerrno>
+#include <cstdarg>
+#include <cstdio>
+#include <cstring>
+#include <mutex>
+
+namespace ncclffm::cpu {
+
+namespace {
+
+// NCCL's own buffer has 1024 bytes.
+constexpr size_t kTextBytes = 1024;
+
+struct ErrorText {
+  char text[kTextBytes] = "";
+};
+
+struct ProcessText : ErrorText {
+  std::mutex mutex;
+};
+
+// Leaked: threads of the backend may fail while the process runs its static destructors.
+ProcessText &processText() {
+  static auto *text = new ProcessText;
+  return *text;
+}
+
+thread_local ErrorText threadText;
+thread_local cudaError_t lastCudaError = cudaSuccess;
+
+struct CudaErrorRow {
+  cudaError_t code;
+  const char *name;
+  const char *text;
+};
+
+constexpr CudaErrorRow kCudaErrors[] = {
+    {cudaSuccess, "cudaSuccess", "no error"},
+    {cudaErrorInvalidValue, "cudaErrorInvalidValue", "invalid argument"},
+    {cudaErrorMemoryAllocation, "cudaErrorMemoryAllocation", "out of memory"},
+    {cudaErrorInitializationError, "cudaErrorInitializationError", "initialization error"},
+    {cudaErrorInvalidMemcpyDirection, "cudaErrorInvalidMemcpyDirection", "invalid copy direction for memcpy"},
+    {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
+    {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
+    {cudaErrorNotReady, "cudaErrorNotReady", "device not ready"},
+    {cudaErrorIllegalAddress, "cudaErrorIllegalAddress", "an illegal memory access was encountered"},
+    {cudaErrorLaunchFailure, "cudaErrorLaunchFailure", "unspecified launch failure"},
+    {cudaErrorNotPermitted, "cudaErrorNotPermitted", "operation not permitted"},
+    {cudaErrorNotSupported, "cudaErrorNotSupported", "operation not supported"},
+    {cudaErrorUnknown, "cudaErrorUnknown", "unknown error"},
+};
+
+const CudaErrorRow *findCudaError(cudaError_t code) {
+  for (const CudaErrorRow &row : kCudaErrors) {
+    if (row.code == code) {
+      return &row;
+    }
+  }
+  return nullptr;
+}
+
+void copyText(ErrorText &to, const char *from) { std::snprintf(to.text, sizeof(to.text), "%s", from); }
+
+}  // namespace
+
+cudaError_t remember(cudaError_t error) {
+  if (error != cudaSuccess) {
+    lastCudaError = error;
+  }
+  return error;
+}
+
+ncclResult_t failNccl(ncclResult_t code, const std::string &text) {
+  copyText(threadText, text.c_str());
+  std::lock_guard<std::mutex> lock(processText().mutex);
+  copyText(processText(), text.c_str());
+  return code;
+}
+
+std::string format(const char *pattern, ...) {
+  char buffer[kTextBytes];
+  va_list arguments;
+  va_start(arguments, pattern);
+  std::vsnprintf(buffer, sizeof(buffer), pattern, arguments);
+  va_end(arguments);
+  return buffer;
+}
+
+std::string systemReason() { return std::string(": ") + std::strerror(errno); }
+
+}  // namespace ncclffm::cpu
+
+using namespace ncclffm::cpu;
+
+const char *cudaGetErrorName(cudaError_t error) {
+  const CudaErrorRow *row = findCudaError(error);
+  return row != nullptr ? row->name : "unrecognized error code";
+}
+
+const char *cudaGetErrorString(cudaError_t error) {
+  const CudaErrorRow *row = findCudaError(error);
+  return row != nullptr ? row->text : "unrecognized error code";
+}
+
+cudaError_t cudaGetLastError(void) {
+  const cudaError_t error = lastCudaError;
+  lastCudaError = cudaSuccess;
+  return error;
+}
+
+cudaError_t cudaPeekAtLastError(void) { return lastCudaError; }
+
+const char *ncclGetErrorString(ncclResult_t result) {
+  switch (result) {
+    case ncclSuccess:
+      return "no error";
+    case ncclUnhandledCudaError:
+      return "unhandled cuda error";
+    case ncclSystemError:
+      return "unhandled system error";
+    case ncclInternalError:
+      return "internal error";
+    case ncclInvalidArgument:
+      return "invalid argument";
+    case ncclInvalidUsage:
+      return "invalid usage";
+    case ncclRemoteError:
+      return "remote process exited or there was a network error";
+    case ncclInProgress:
+      return "NCCL operation in progress";
+    case ncclTimeout:
+      return "timeout";
+  }
+  return "unknown result code";
+}
+
+// The text of this thread's last failure; a thread that had none sees the process's latest, as with NCCL's global buffer.
+const char *ncclGetLastError(ncclComm_t) {
+  if (threadText.text[0] != '\0') {
+    return threadText.text;
+  }
+  thread_local ErrorText copy;
+  std::lock_guard<std::mutex> lock(processText().mutex);
+  copyText(copy, processText().text);
+  return copy.text;
+}

@@ -1,0 +1,68 @@
+// The CPU backend of the shim: the same device headers, compiled for the host. A block is one thread; a launch of
+// several blocks runs each on a thread of its own, at the same time, as blocks of a GPU do.
+#include <exception>
+#include <thread>
+#include <vector>
+
+#include "../../include/ncclffm/device.h"
+#include "../shim.h"
+#include "abi.h"
+#include "layouts.h"
+#include "stream.h"
+
+namespace ncclffm::shim {
+namespace {
+
+// What goes wrong in here is in the status record of the communicator, as on a GPU; the stream knows nothing of it.
+void runBlock(const Launch &launch, int block) {
+  if (launch.function == ncclFfmFunctionAllReduce) {
+    fusedAllReduceKernel(CoopBlock(), launch.comm, block, launch.blocks, launch.function, launch.sendbuff,
+                         launch.recvbuff, launch.count, Identity(), Identity());
+  } else {
+    fusedAllReduceKernel(CoopBlock(), launch.comm, block, launch.blocks, launch.function, launch.sendbuff,
+                         launch.recvbuff, launch.count, ScaleAdd{launch.a, launch.b}, SqrtAbs());
+  }
+}
+
+// If not every block gets its thread, the stream has failed; the blocks that did start end with their peers or at the
+// deadline.
+cudaError_t runBlocks(const Launch &launch) {
+  std::vector<std::thread> others;
+  cudaError_t result = cudaSuccess;
+  try {
+    for (int block = 1; block < launch.blocks; ++block) others.emplace_back(runBlock, std::cref(launch), block);
+  } catch (const std::exception &) {
+    result = cudaErrorLaunchFailure;
+  }
+  if (result == cudaSuccess) runBlock(launch, 0);
+  for (std::thread &thread : others) thread.join();
+  return result;
+}
+
+Failure enqueued(cudaError_t error) {
+  if (error == cudaSuccess) return "";
+  return std::string("the CPU backend's stream refused the launch: ") + cudaGetErrorName(error) + ": " +
+         cudaGetErrorString(error);
+}
+
+}  // namespace
+
+Failure launch(const Launch &launch) {
+  return enqueued(cpu::enqueue(static_cast<cudaStream_t>(launch.stream), [launch] { return runBlocks(launch); }));
+}
+
+// Nothing is loaded at a first launch here; but a stream that would refuse one says so now.
+Failure prime(void *stream) {
+  return enqueued(cpu::enqueue(static_cast<cudaStream_t>(stream), [] { return cudaSuccess; }));
+}
+
+const char *buildInfo() {
+  return "cpu, compiler " __VERSION__ ", for development: a block is one host thread";
+}
+
+void backendLayouts(const ncclFfmLayout **layouts, size_t *count) {
+  *layouts = cpu::abiLayouts;
+  *count = cpu::abiLayoutCount;
+}
+
+}  // namespace ncclffm::shim

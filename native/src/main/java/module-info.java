@@ -1,0 +1,2 @@
+/** Holds the native libraries of nccl-ffm as resources, by platform; no Java code. */
+module io.ncclffm.natives {}

@@ -1,0 +1,41 @@
+// The two halves of the shim (include/ncclffm.h). shim.cpp is the C ABI: it checks arguments, chooses the shape of a
+// launch and keeps the last error, once for both backends. src/cuda/launch.cu and src/cpu/launch.cpp only launch,
+// through the functions declared here.
+#ifndef NCCLFFM_SHIM_H_
+#define NCCLFFM_SHIM_H_
+
+#include <cstddef>
+#include <string>
+
+#include "../include/ncclffm.h"
+
+namespace ncclffm::shim {
+
+/// A launch of the fused kernel body (ncclffm/fused.h) with checked arguments; count is at least 1.
+struct Launch {
+  ncclFfmFunction function;
+  ncclFfmDevComm comm;
+  int blocks;
+  const float *sendbuff;
+  float *recvbuff;
+  size_t count;
+  float a, b;  // of ncclFfmFunctionFusedScaleAllReduceSqrt
+  void *stream;
+};
+
+/// What a backend's function reports: "" for success, otherwise why the launch was refused.
+using Failure = std::string;
+
+Failure launch(const Launch &launch);
+
+/// See ncclFfmPrime.
+Failure prime(void *stream);
+
+const char *buildInfo();
+
+/// Layout rows of this backend's own beside those of ncclffm.h.
+void backendLayouts(const ncclFfmLayout **layouts, size_t *count);
+
+}  // namespace ncclffm::shim
+
+#endif  // NCCLFFM_SHIM_H_

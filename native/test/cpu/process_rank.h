@@ -1,0 +1,13 @@
+// A rank in a process of its own: the other half of process_test.cpp.
+#ifndef NCCLFFM_TEST_CPU_PROCESS_RANK_H_
+#define NCCLFFM_TEST_CPU_PROCESS_RANK_H_
+
+namespace test {
+
+/// Arguments: scenario, rank, number of ranks. The unique id comes from standard input, followed by one byte for each permission to
+/// go on; one byte goes to standard output for each thing achieved. Returns the exit status.
+int runAsRank(int argc, char **argv);
+
+}  // namespace test
+
+#endif  // NCCLFFM_TEST_CPU_PROCESS_RANK_H_

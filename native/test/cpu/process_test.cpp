@@ -1,0 +1,476 @@
+// Ranks as processes: this program starts itself again as each rank, and hands the unique id over by a pipe.
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstring>
+#include <memory>
+
+#include "process_rank.h"
+#include "resources.h"
+#include "world.h"
+
+extern char **environ;
+
+using namespace test;
+using Clock = std::chrono::steady_clock;
+
+namespace {
+
+constexpr int kLongMs = 60000;  // for what must happen; a failure, not a delay
+
+void writeAll(int fd, const void *data, size_t bytes) { CHECK_EQ(write(fd, data, bytes), static_cast<ssize_t>(bytes)); }
+
+void readAll(int fd, void *data, size_t bytes) {
+  auto *to = static_cast<char *>(data);
+  while (bytes > 0) {
+    pollfd ready = {fd, POLLIN, 0};
+    CHECK_EQ(poll(&ready, 1, kLongMs), 1);
+    const ssize_t got = read(fd, to, bytes);
+    CHECK(got > 0);
+    to += got;
+    bytes -= static_cast<size_t>(got);
+  }
+}
+
+/// A rank's process as seen by the test.
+class RankProcess {
+ public:
+  RankProcess(const char *scenario, int rank, int nRanks) {
+    int in[2];
+    int out[2];
+    CHECK_EQ(pipe2(in, O_CLOEXEC), 0);
+    CHECK_EQ(pipe2(out, O_CLOEXEC), 0);
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, in[0], 0);
+    posix_spawn_file_actions_adddup2(&actions, out[1], 1);
+    const std::string rankText = std::to_string(rank);
+    const std::string countText = std::to_string(nRanks);
+    const char *arguments[] = {"/proc/self/exe", "--rank", scenario, rankText.c_str(), countText.c_str(), nullptr};
+    CHECK_EQ(posix_spawn(&pid_, "/proc/self/exe", &actions, nullptr, const_cast<char **>(arguments), environ), 0);
+    posix_spawn_file_actions_destroy(&actions);
+    close(in[0]);
+    close(out[1]);
+    to_ = in[1];
+    from_ = out[0];
+  }
+
+  ~RankProcess() {
+    close(to_);
+    close(from_);
+    if (pid_ > 0) {
+      kill(pid_, SIGKILL);
+      waitpid(pid_, nullptr, 0);
+    }
+  }
+
+  RankProcess(const RankProcess &) = delete;
+  RankProcess &operator=(const RankProcess &) = delete;
+
+  void give(const ncclUniqueId &id) { writeAll(to_, &id, sizeof(id)); }
+  ncclUniqueId takeId() {
+    ncclUniqueId id;
+    readAll(from_, &id, sizeof(id));
+    return id;
+  }
+  void goOn() { writeAll(to_, "g", 1); }
+  void awaitMark() {
+    char mark;
+    readAll(from_, &mark, 1);
+  }
+
+  void killNow() { CHECK_EQ(kill(pid_, SIGKILL), 0); }
+
+  /// Waits for the end; the exit status, or minus the signal.
+  int end() {
+    int status = 0;
+    const auto deadline = Clock::now() + std::chrono::milliseconds(kLongMs);
+    while (waitpid(pid_, &status, WNOHANG) == 0) {
+      CHECK(Clock::now() < deadline);
+      poll(nullptr, 0, 2);
+    }
+    pid_ = -1;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+  }
+
+ private:
+  pid_t pid_ = -1;
+  int to_ = -1;
+  int from_ = -1;
+};
+
+using RankProcesses = std::vector<std::unique_ptr<RankProcess>>;
+
+RankProcesses start(const char *scenario, int n) {
+  RankProcesses ranks;
+  for (int rank = 0; rank < n; ++rank) {
+    ranks.push_back(std::make_unique<RankProcess>(scenario, rank, n));
+  }
+  return ranks;
+}
+
+void giveIdTo(const RankProcesses &ranks) {
+  ncclUniqueId id;
+  NCCL_OK(ncclGetUniqueId(&id));
+  for (const auto &rank : ranks) {
+    rank->give(id);
+  }
+}
+
+// ---- The rank's side ----
+
+ncclUniqueId idFromParent() {
+  ncclUniqueId id;
+  readAll(0, &id, sizeof(id));
+  return id;
+}
+
+void mark() { writeAll(1, "m", 1); }
+
+void awaitPermission() {
+  char byte;
+  readAll(0, &byte, 1);
+}
+
+Rank join(const ncclUniqueId &id, int number, int nRanks) {
+  Rank rank;
+  rank.rank = number;
+  rank.nRanks = nRanks;
+  CUDA_OK(cudaSetDevice(number));
+  // Shifts this process's heap, so that equal offsets in two processes are no accident.
+  (void)deviceArray<char>(4096u * static_cast<size_t>(1 + number));
+  NCCL_OK(ncclCommInitRank(&rank.comm, nRanks, id, number));
+  rank.stream = newStream();
+  return rank;
+}
+
+void leave(const Rank &rank) {
+  NCCL_OK(ncclCommDestroy(rank.comm));
+  CUDA_OK(cudaStreamDestroy(rank.stream));
+}
+
+void allReduceAndCheck(const Rank &rank, size_t count) {
+  auto *data = deviceArray<float>(count);
+  std::vector<float> host(count);
+  for (size_t i = 0; i < count; ++i) {
+    host[i] = static_cast<float>(static_cast<size_t>(rank.rank) * 10 + i % 100);
+  }
+  toDevice(data, host);
+  NCCL_OK(ncclAllReduce(data, data, count, ncclFloat32, ncclSum, rank.comm, rank.stream));
+  CUDA_OK(cudaStreamSynchronize(rank.stream));
+  const std::vector<float> got = toHost(data, count);
+  const int n = rank.nRanks;
+  for (size_t i = 0; i < count; ++i) {
+    CHECK_EQ(got[i], static_cast<float>(10 * n * (n - 1) / 2 + n * static_cast<int>(i % 100)));
+  }
+  CUDA_OK(cudaFree(data));
+}
+
+void collectivesScenario(int number, int n) {
+  const Rank rank = join(idFromParent(), number, n);
+  for (size_t count : {1u, 1000u, 300000u}) {
+    allReduceAndCheck(rank, count);
+  }
+  auto *data = deviceArray<int>(static_cast<size_t>(2 * n));
+  toDevice(data, std::vector<int>(static_cast<size_t>(2 * n), number));
+  const int next = (number + 1) % n;
+  const int previous = (number + n - 1) % n;
+  for (int round = 0; round < 200; ++round) {
+    NCCL_OK(ncclGroupStart());
+    NCCL_OK(ncclSend(data, 1, ncclInt32, next, rank.comm, rank.stream));
+    NCCL_OK(ncclRecv(data + 1, 1, ncclInt32, previous, rank.comm, rank.stream));
+    NCCL_OK(ncclGroupEnd());
+    NCCL_OK(ncclAllGather(data, data + n, 1, ncclInt32, rank.comm, rank.stream));
+  }
+  CUDA_OK(cudaStreamSynchronize(rank.stream));
+  const std::vector<int> got = toHost(data, static_cast<size_t>(2 * n));
+  CHECK_EQ(got[1], previous);
+  for (int i = 0; i < n; ++i) {
+    CHECK_EQ(got[static_cast<size_t>(n + i)], i);
+  }
+  leave(rank);
+}
+
+void windowScenario(int number, int n) {
+  const Rank rank = join(idFromParent(), number, n);
+  void *memory = nullptr;
+  NCCL_OK(ncclMemAlloc(&memory, 8192));
+  ncclWindow_t window = nullptr;
+  NCCL_OK(ncclCommWindowRegister(rank.comm, memory, 8192, &window, NCCL_WIN_COLL_SYMMETRIC));
+  auto *token = deviceArray<int>(1);
+  for (int peer = 0; peer < n; ++peer) {
+    void *pointer = nullptr;
+    NCCL_OK(ncclGetLsaDevicePointer(window, 4u * static_cast<size_t>(number), peer, &pointer));
+    cudaPointerAttributes attributes;
+    CUDA_OK(cudaPointerGetAttributes(&attributes, pointer));
+    CHECK_EQ(attributes.type, cudaMemoryTypeDevice);
+    const int value = 1000 * number + peer;
+    CUDA_OK(cudaMemcpyAsync(pointer, &value, sizeof(value), cudaMemcpyHostToDevice, rank.stream));
+  }
+  NCCL_OK(ncclAllReduce(token, token, 1, ncclInt32, ncclSum, rank.comm, rank.stream));
+  CUDA_OK(cudaStreamSynchronize(rank.stream));
+  for (int peer = 0; peer < n; ++peer) {
+    CHECK_EQ(static_cast<int *>(memory)[peer], 1000 * peer + number);
+  }
+  NCCL_OK(ncclCommWindowDeregister(rank.comm, window));
+  leave(rank);
+}
+
+/// The last rank never comes to the second collective; it is killed while the others wait.
+void killedWhileOthersWaitScenario(int number, int n) {
+  const Rank rank = join(idFromParent(), number, n);
+  allReduceAndCheck(rank, 1000);
+  auto *data = deviceArray<int>(1000);
+  if (number == n - 1) {
+    mark();
+    awaitPermission();  // never given
+  }
+  NCCL_OK(ncclAllReduce(data, data, 1000, ncclInt32, ncclSum, rank.comm, rank.stream));
+  mark();
+  CHECK_EQ(cudaStreamSynchronize(rank.stream), cudaErrorLaunchFailure);
+  ncclResult_t error = ncclSuccess;
+  NCCL_OK(ncclCommGetAsyncError(rank.comm, &error));
+  CHECK_EQ(error, ncclRemoteError);
+  CHECK_CONTAINS(ncclGetLastError(rank.comm), "rank " + std::to_string(n - 1) + " (process ");
+  CHECK_CONTAINS(ncclGetLastError(rank.comm), "has ended");
+  NCCL_OK(ncclCommAbort(rank.comm));
+  CUDA_OK(cudaStreamDestroy(rank.stream));
+}
+
+/// One rank is killed somewhere inside a long run of large collectives.
+void killedInTheMiddleScenario(int number, int n) {
+  const Rank rank = join(idFromParent(), number, n);
+  constexpr size_t kCount = kSanitized ? 1 << 16 : 1 << 20;
+  auto *data = deviceArray<float>(kCount);
+  mark();
+  cudaError_t error = cudaSuccess;
+  while (error == cudaSuccess) {
+    const ncclResult_t result = ncclAllReduce(data, data, kCount, ncclFloat32, ncclMax, rank.comm, rank.stream);
+    if (result != ncclSuccess) {
+      CHECK_EQ(result, ncclRemoteError);
+    }
+    error = cudaStreamSynchronize(rank.stream);
+  }
+  CHECK_EQ(error, cudaErrorLaunchFailure);
+  ncclResult_t state = ncclSuccess;
+  NCCL_OK(ncclCommGetAsyncError(rank.comm, &state));
+  CHECK_EQ(state, ncclRemoteError);
+  NCCL_OK(ncclCommDestroy(rank.comm));
+}
+
+/// Killed while idle: GetAsyncError alone must tell.
+void killedWhileIdleScenario(int number, int n) {
+  const Rank rank = join(idFromParent(), number, n);
+  mark();
+  ncclResult_t error = ncclSuccess;
+  while (error == ncclSuccess) {
+    NCCL_OK(ncclCommGetAsyncError(rank.comm, &error));
+    poll(nullptr, 0, 1);
+  }
+  CHECK_EQ(error, ncclRemoteError);
+  NCCL_OK(ncclCommAbort(rank.comm));
+}
+
+/// Rank 0 makes the id, hands it to the test, and all go through it; after the init its process is not special.
+void rankZeroMakesTheIdScenario(int number, int n) {
+  ncclUniqueId id;
+  if (number == 0) {
+    NCCL_OK(ncclGetUniqueId(&id));
+    writeAll(1, &id, sizeof(id));
+  } else {
+    id = idFromParent();
+  }
+  const Rank rank = join(id, number, n);
+  allReduceAndCheck(rank, 10000);
+  leave(rank);
+}
+
+/// Only makes an id and ends when it is told to.
+void makeIdScenario() {
+  ncclUniqueId id;
+  NCCL_OK(ncclGetUniqueId(&id));
+  writeAll(1, &id, sizeof(id));
+  awaitPermission();
+}
+
+void creatorEndsScenario(int number, int n) {
+  const Rank rank = join(idFromParent(), number, n);
+  mark();
+  awaitPermission();
+  allReduceAndCheck(rank, 1000);
+  leave(rank);
+}
+
+/// Waits for a rank that never comes, until a waiting one is killed.
+void killedDuringInitScenario(int number, int n) {
+  const ncclUniqueId id = idFromParent();
+  ncclComm_t comm = nullptr;
+  CHECK_EQ(ncclCommInitRank(&comm, n + 1, id, number), ncclRemoteError);
+  CHECK_CONTAINS(ncclGetLastError(nullptr), "ended while it waited");
+}
+
+/// Returns from main with an open communicator, an open stream and work that never ends.
+void exitWithEverythingOpenScenario(int number, int n) {
+  const Rank rank = join(idFromParent(), number, n);
+  auto *data = deviceArray<int>(1);
+  static Gate never;
+  CUDA_OK(cudaLaunchHostFunc(rank.stream, Gate::waitAt, &never));
+  NCCL_OK(ncclAllReduce(data, data, 1, ncclInt32, ncclSum, rank.comm, rank.stream));
+}
+
+void checkSurvivors(const char *scenario, int n, int victim, bool survivorsMark) {
+  const std::set<std::string> before = listing("/dev/shm");
+  const RankProcesses ranks = start(scenario, n);
+  giveIdTo(ranks);
+  for (int rank = 0; rank < n; ++rank) {
+    if (rank == victim || survivorsMark) {
+      ranks[static_cast<size_t>(rank)]->awaitMark();
+    }
+  }
+  const auto killed = Clock::now();
+  ranks[static_cast<size_t>(victim)]->killNow();
+  CHECK_EQ(ranks[static_cast<size_t>(victim)]->end(), -SIGKILL);
+  for (int rank = 0; rank < n; ++rank) {
+    if (rank != victim) {
+      CHECK_EQ_IN(ranks[static_cast<size_t>(rank)]->end(), 0, "rank " + std::to_string(rank));
+    }
+  }
+  const double seconds = std::chrono::duration<double>(Clock::now() - killed).count();
+  std::printf("survivors ended %.3f s after the kill\n", seconds);
+  CHECK(seconds < 5);
+  CHECK(listing("/dev/shm") == before);
+}
+
+/// How many descriptors of this process refer to files with the text in their name.
+int descriptorsOf(const std::string &text) {
+  int count = 0;
+  for (const std::string &name : listing("/proc/self/fd")) {
+    char target[256] = "";
+    if (readlink(("/proc/self/fd/" + name).c_str(), target, sizeof(target) - 1) > 0) {
+      count += std::string(target).find(text) != std::string::npos ? 1 : 0;
+    }
+  }
+  return count;
+}
+
+void checkAllEnd(const char *scenario, int n) {
+  const std::set<std::string> before = listing("/dev/shm");
+  const RankProcesses ranks = start(scenario, n);
+  giveIdTo(ranks);
+  for (const auto &rank : ranks) {
+    CHECK_EQ(rank->end(), 0);
+  }
+  CHECK(listing("/dev/shm") == before);
+}
+
+}  // namespace
+
+namespace test {
+
+int runAsRank(int argc, char **argv) {
+  CHECK_EQ(argc, 3);
+  const std::string scenario = argv[0];
+  const int number = std::atoi(argv[1]);
+  const int n = std::atoi(argv[2]);
+  if (scenario == "collectives") {
+    collectivesScenario(number, n);
+  } else if (scenario == "window") {
+    windowScenario(number, n);
+  } else if (scenario == "killedWhileOthersWait") {
+    killedWhileOthersWaitScenario(number, n);
+  } else if (scenario == "killedInTheMiddle") {
+    killedInTheMiddleScenario(number, n);
+  } else if (scenario == "killedWhileIdle") {
+    killedWhileIdleScenario(number, n);
+  } else if (scenario == "rankZeroMakesTheId") {
+    rankZeroMakesTheIdScenario(number, n);
+  } else if (scenario == "makeId") {
+    makeIdScenario();
+  } else if (scenario == "creatorEnds") {
+    creatorEndsScenario(number, n);
+  } else if (scenario == "killedDuringInit") {
+    killedDuringInitScenario(number, n);
+  } else if (scenario == "exitWithEverythingOpen") {
+    exitWithEverythingOpenScenario(number, n);
+  } else {
+    std::fprintf(stderr, "unknown scenario %s\n", scenario.c_str());
+    return 2;
+  }
+  return 0;
+}
+
+}  // namespace test
+
+TEST(processesDoCollectivesAndMessages) {
+  for (int n : {2, 4}) {
+    checkAllEnd("collectives", n);
+  }
+}
+
+TEST(processesShareWindows) { checkAllEnd("window", 4); }
+
+TEST(processesJoinWithAnIdOfRankZero) {
+  const RankProcesses ranks = start("rankZeroMakesTheId", 3);
+  const ncclUniqueId id = ranks[0]->takeId();
+  ranks[1]->give(id);
+  ranks[2]->give(id);
+  for (const auto &rank : ranks) {
+    CHECK_EQ(rank->end(), 0);
+  }
+}
+
+TEST(creatorOfTheIdMayEndAfterTheInit) {
+  RankProcess creator("makeId", 0, 0);
+  const ncclUniqueId id = creator.takeId();
+  const RankProcesses ranks = start("creatorEnds", 2);
+  for (const auto &rank : ranks) {
+    rank->give(id);
+  }
+  for (const auto &rank : ranks) {
+    rank->awaitMark();
+  }
+  creator.goOn();
+  CHECK_EQ(creator.end(), 0);
+  for (const auto &rank : ranks) {
+    rank->goOn();
+  }
+  for (const auto &rank : ranks) {
+    CHECK_EQ(rank->end(), 0);
+  }
+}
+
+TEST(killedRankFreesThoseWhoWaitForIt) { checkSurvivors("killedWhileOthersWait", 4, 3, true); }
+
+TEST(killedRankInTheMiddleOfCollectivesIsNoticed) {
+  for (int victim : {0, 1, 2}) {
+    checkSurvivors("killedInTheMiddle", 3, victim, true);
+  }
+}
+
+TEST(killedRankIsReportedByGetAsyncError) { checkSurvivors("killedWhileIdle", 2, 0, true); }
+
+TEST(killedRankDuringInitFreesTheOthers) {
+  const RankProcesses ranks = start("killedDuringInit", 3);
+  giveIdTo(ranks);
+  // The root is in this process: a rank has joined when the root holds the descriptor of its heap.
+  const auto deadline = Clock::now() + std::chrono::milliseconds(kLongMs);
+  while (descriptorsOf("memfd:ncclffm-heap") < 3) {
+    CHECK(Clock::now() < deadline);
+    std::this_thread::yield();
+  }
+  ranks[1]->killNow();
+  CHECK_EQ(ranks[1]->end(), -SIGKILL);
+  CHECK_EQ(ranks[0]->end(), 0);
+  CHECK_EQ(ranks[2]->end(), 0);
+}
+
+TEST(processEndsPromptlyWithEverythingOpen) {
+  const auto begin = Clock::now();
+  checkAllEnd("exitWithEverythingOpen", 2);
+  CHECK(std::chrono::duration<double>(Clock::now() - begin).count() < 10);
+}

@@ -1,0 +1,57 @@
+// The declarations of the CPU backend against NVIDIA's own headers: signatures (a difference does not compile), struct layouts
+// and values (a difference is printed).
+#include <cuda_runtime.h>
+#include <nccl.h>
+// nccl_device/core.h needs nccl.h before it.
+#include <nccl_device/core.h>
+
+#include <cstdio>
+#include <cstring>
+
+#include "abi_functions.h"
+#include "layouts.h"
+
+namespace {
+
+#define VALUE(name)
+#define STRUCT(type) {#type, "", 0, sizeof(type)},
+#define FIELD(type, field) {#type, #field, offsetof(type, field), sizeof(type::field)},
+const ncclFfmLayout kReal[] = {
+#include "layout_rows.h"
+};
+#undef VALUE
+#undef STRUCT
+#undef FIELD
+
+#define VALUE(name) {#name, static_cast<int64_t>(name)},
+#define STRUCT(type)
+#define FIELD(type, field)
+const ncclffm::cpu::AbiValue kRealValues[] = {
+#include "layout_rows.h"
+};
+
+}  // namespace
+
+int main() {
+  int wrong = 0;
+  for (size_t i = 0; i < ncclffm::cpu::abiLayoutCount; ++i) {
+    const ncclFfmLayout &own = ncclffm::cpu::abiLayouts[i];
+    if (own.offset != kReal[i].offset || own.size != kReal[i].size) {
+      std::printf("%s.%s: offset %llu size %llu, real offset %llu size %llu\n", own.structName, own.fieldName,
+                  static_cast<unsigned long long>(own.offset), static_cast<unsigned long long>(own.size),
+                  static_cast<unsigned long long>(kReal[i].offset), static_cast<unsigned long long>(kReal[i].size));
+      ++wrong;
+    }
+  }
+  for (size_t i = 0; i < ncclffm::cpu::abiValueCount; ++i) {
+    const ncclffm::cpu::AbiValue &own = ncclffm::cpu::abiValues[i];
+    if (own.value != kRealValues[i].value) {
+      std::printf("%s: %lld, real %lld\n", own.name, static_cast<long long>(own.value),
+                  static_cast<long long>(kRealValues[i].value));
+      ++wrong;
+    }
+  }
+  std::printf("%zu layout rows and %zu values compared with NCCL %d and CUDA %d, %d wrong\n", ncclffm::cpu::abiLayoutCount,
+              ncclffm::cpu::abiValueCount, NCCL_VERSION_CODE, CUDART_VERSION, wrong);
+  return wrong == 0 && ncclffm::cpu::abiLayoutCount > 0 ? 0 : 1;
+}

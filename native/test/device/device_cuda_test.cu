@@ -1,0 +1,462 @@
+// The device library and the shim on a real GPU, without Java and without NCCL: several ranks on one GPU, each on a
+// stream of its own, windows are plain device memory. Checks results, deadlines, aborts and refusals, then prints what
+// an all-reduce takes inside a running kernel. Needs nothing but the driver.
+//
+//   device_cuda_test [GPUS]     rank r runs on GPU r % GPUS, 1 by default
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "../../include/ncclffm/device.h"
+
+using namespace ncclffm;
+
+namespace {
+
+constexpr uint64_t kSeed = 20250117;
+constexpr uint64_t kMs = 1000000;
+constexpr float kScale = 1.5f, kOffset = -0.25f;
+constexpr size_t kMaxCount = (1 << 20) + 64;
+constexpr int kChannels = 16;
+constexpr uint32_t kLinesPerSlot = 2048;
+
+int gpus = 1;
+int failures = 0;
+
+void cuda(cudaError_t error, const char *call, int line) {
+  if (error == cudaSuccess) return;
+  fprintf(stderr, "FAILED: line %d: %s: %s\n", line, call, cudaGetErrorString(error));
+  exit(1);
+}
+#define CUDA(call) cuda(call, #call, __LINE__)
+
+void shim(int code, const char *call, int line) {
+  if (code == ncclSuccess) return;
+  fprintf(stderr, "FAILED: line %d: %s: %d: %s\n", line, call, code, ncclFfmGetLastError());
+  exit(1);
+}
+#define SHIM(call) shim(call, #call, __LINE__)
+
+void check(bool holds, const char *what, long long a = 0, long long b = 0, long long c = 0) {
+  if (holds || ++failures > 20) return;
+  fprintf(stderr, "FAILED: %s (%lld, %lld, %lld)\n", what, a, b, c);
+}
+
+uint64_t mix(uint64_t x) {
+  x += 0x9e3779b97f4a7c15u;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+float contribution(int rank, uint64_t call, size_t i) {
+  uint64_t h = mix(mix(mix(kSeed + static_cast<uint64_t>(rank)) + call) + i);
+  float mantissa = static_cast<float>(static_cast<int32_t>(h >> 40) - (1 << 23)) / (1 << 23);
+  return std::ldexp(mantissa, static_cast<int>(h % 8));
+}
+
+struct Rank {
+  DevComm comm;
+  cudaStream_t stream;
+  float *send, *recv;          // device memory
+  float *hostSend, *hostRecv;  // pinned
+  Status *status;              // as the host sees it
+  uint64_t *ns;                // pinned; one per block
+  ncclResult_t *results;       // pinned; one per block
+};
+
+// Blocks of any size, whole warps or whole blocks as groups; each group uses one channel for all the elements.
+template <class Coop>
+__global__ void __launch_bounds__(1024) groupKernel(const __grid_constant__ DevComm comm, const float *send,
+                                                    float *recv, size_t count, int channel, ncclResult_t *result) {
+  if (count == 0) return;
+  Coop coop;
+  if (threadIdx.x >= coop.size()) return;
+  ncclResult_t r = ncclDevAllReduce(coop, comm, send, recv, count, ncclFloat32, ncclSum, channel);
+  if (coop.rank() == 0) *result = r;
+}
+
+// Each block all-reduces its own share, again and again: on one session, or taking the channel each time.
+__global__ void __launch_bounds__(512, 2)
+    loopKernel(const __grid_constant__ DevComm comm, const float *send, float *recv, size_t perBlock, int times,
+               bool oneSession, uint64_t *ns, ncclResult_t *result) {
+  if (times == 0) return;
+  const int channel = static_cast<int>(blockIdx.x);
+  const float *in = send + perBlock * blockIdx.x;
+  float *out = recv + perBlock * blockIdx.x;
+  ncclResult_t r = ncclDevAllReduce(comm, in, out, perBlock, ncclFloat32, ncclSum, channel);  // everybody is here
+  uint64_t start = nowNs();
+  if (oneSession) {
+    ChannelSession<CoopBlock> session(CoopBlock(), comm, channel, ncclFfmFunctionAllReduce);
+    for (int i = 0; i < times && r == ncclSuccess; ++i) {
+      r = ncclDevAllReduce(session, in, out, perBlock, ncclFloat32, ncclSum);
+    }
+  } else {
+    for (int i = 0; i < times && r == ncclSuccess; ++i) {
+      r = ncclDevAllReduce(comm, in, out, perBlock, ncclFloat32, ncclSum, channel);
+    }
+  }
+  if (threadIdx.x == 0) {
+    ns[blockIdx.x] = nowNs() - start;
+    result[blockIdx.x] = r;
+  }
+}
+
+class World {
+ public:
+  World(int nRanks, uint64_t timeoutNs) : ranks(nRanks) {
+    uint64_t windowBytes = 0;
+    SHIM(ncclFfmGetWindowBytes(nRanks, kChannels, kLinesPerSlot, &windowBytes));
+    std::vector<void *> windows(nRanks);
+    for (int r = 0; r < nRanks; ++r) {
+      Rank &rank = ranks[r];
+      use(r);
+      CUDA(cudaStreamCreateWithFlags(&rank.stream, cudaStreamNonBlocking));
+      CUDA(cudaMalloc(&windows[r], windowBytes));
+      CUDA(cudaMemset(windows[r], 0, windowBytes));
+      CUDA(cudaMalloc(&rank.send, kMaxCount * sizeof(float)));
+      CUDA(cudaMalloc(&rank.recv, kMaxCount * sizeof(float)));
+      CUDA(cudaMemset(rank.recv, 0, kMaxCount * sizeof(float)));
+      CUDA(cudaMallocHost(&rank.hostSend, kMaxCount * sizeof(float)));
+      CUDA(cudaMallocHost(&rank.hostRecv, kMaxCount * sizeof(float)));
+      CUDA(cudaMallocHost(&rank.ns, kChannels * sizeof(uint64_t)));
+      CUDA(cudaMallocHost(&rank.results, kChannels * sizeof(ncclResult_t)));
+      CUDA(cudaHostAlloc(&rank.status, sizeof(Status), cudaHostAllocMapped));
+      memset(rank.status, 0, sizeof(Status));
+      DevComm comm = {};
+      comm.magic = NCCLFFM_DEVCOMM_MAGIC;
+      comm.version = NCCLFFM_ABI_VERSION;
+      comm.rank = r;
+      comm.nRanks = nRanks;
+      comm.nChannels = kChannels;
+      comm.linesPerSlot = kLinesPerSlot;
+      comm.timeoutNs = timeoutNs;
+      CUDA(cudaMalloc(&comm.channels, kChannels * sizeof(Channel)));
+      CUDA(cudaMemset(comm.channels, 0, kChannels * sizeof(Channel)));
+      CUDA(cudaMalloc(&comm.peers, nRanks * sizeof(void *)));
+      CUDA(cudaHostGetDevicePointer(&comm.status, rank.status, 0));
+      rank.comm = comm;
+    }
+    for (int r = 0; r < nRanks; ++r) {
+      use(r);
+      CUDA(cudaMemcpy(ranks[r].comm.peers, windows.data(), nRanks * sizeof(void *), cudaMemcpyHostToDevice));
+    }
+    windows_ = windows;
+    for (int r = 0; r < nRanks; ++r) {
+      use(r);
+      cudaStream_t s = ranks[r].stream;
+      SHIM(ncclFfmPrime(s));
+      groupKernel<CoopBlock><<<1, 32, 0, s>>>(ranks[r].comm, nullptr, nullptr, 0, 0, nullptr);
+      groupKernel<CoopWarp><<<1, 32, 0, s>>>(ranks[r].comm, nullptr, nullptr, 0, 0, nullptr);
+      loopKernel<<<1, 512, 0, s>>>(ranks[r].comm, nullptr, nullptr, 0, 0, false, nullptr, nullptr);
+      CUDA(cudaGetLastError());
+    }
+    synchronize();
+  }
+
+  ~World() {
+    for (size_t r = 0; r < ranks.size(); ++r) {
+      Rank &rank = ranks[r];
+      use(static_cast<int>(r));
+      CUDA(cudaDeviceSynchronize());
+      CUDA(cudaFree(windows_[r]));
+      CUDA(cudaFree(rank.send));
+      CUDA(cudaFree(rank.recv));
+      CUDA(cudaFree(rank.comm.channels));
+      CUDA(cudaFree(rank.comm.peers));
+      CUDA(cudaFreeHost(rank.hostSend));
+      CUDA(cudaFreeHost(rank.hostRecv));
+      CUDA(cudaFreeHost(rank.ns));
+      CUDA(cudaFreeHost(rank.results));
+      CUDA(cudaFreeHost(rank.status));
+      CUDA(cudaStreamDestroy(rank.stream));
+    }
+  }
+
+  static void use(int rank) { CUDA(cudaSetDevice(rank % gpus)); }
+
+  void synchronize() {
+    for (size_t r = 0; r < ranks.size(); ++r) {
+      use(static_cast<int>(r));
+      CUDA(cudaStreamSynchronize(ranks[r].stream));
+    }
+  }
+
+  int size() const { return static_cast<int>(ranks.size()); }
+
+  // Calls launch(rank, r) for each, with its device current.
+  template <class Launch>
+  void onEach(Launch launch) {
+    for (int r = 0; r < size(); ++r) {
+      use(r);
+      launch(ranks[r], r);
+      CUDA(cudaGetLastError());
+    }
+  }
+
+  void fill(uint64_t call, size_t offset, size_t count) {
+    onEach([&](Rank &rank, int r) {
+      for (size_t i = 0; i < count; ++i) rank.hostSend[offset + i] = contribution(r, call, i);
+      CUDA(cudaMemcpyAsync(rank.send + offset, rank.hostSend + offset, count * sizeof(float), cudaMemcpyHostToDevice,
+                           rank.stream));
+    });
+    synchronize();
+  }
+
+  void verify(const char *what, uint64_t call, float *Rank::*buffer, size_t offset, size_t count, bool fused) {
+    onEach([&](Rank &rank, int) {
+      CUDA(cudaMemcpyAsync(rank.hostRecv, rank.*buffer + offset, count * sizeof(float), cudaMemcpyDeviceToHost,
+                           rank.stream));
+    });
+    synchronize();
+    std::vector<float> expected(count);
+    std::vector<double> exact(count), bound(count);
+    for (size_t i = 0; i < count; ++i) {
+      double magnitude = 0;
+      for (int r = 0; r < size(); ++r) {
+        float x = contribution(r, call, i);
+        if (fused) x = std::fmaf(kScale, x, kOffset);
+        expected[i] = r == 0 ? x : expected[i] + x;
+        exact[i] += x;
+        magnitude += std::fabs(x);
+      }
+      bound[i] = magnitude * size() * 0x1p-24;
+      if (fused) {
+        expected[i] = std::sqrt(std::fabs(expected[i]));
+        exact[i] = std::sqrt(std::fabs(exact[i]));
+        bound[i] = std::sqrt(bound[i]) + exact[i] * 0x1p-24;
+      }
+    }
+    for (int r = 0; r < size(); ++r) {
+      const Rank &rank = ranks[r];
+      check(rank.status->code == 0, "status code, peer, epoch", rank.status->code, rank.status->peer,
+            rank.status->epoch);
+      size_t wrong = 0, first = 0;
+      for (size_t i = count; i-- > 0;) {
+        if (std::fabs(rank.hostRecv[i] - exact[i]) > bound[i] ||
+            memcmp(&rank.hostRecv[i], &expected[i], sizeof(float)) != 0) {
+          ++wrong;
+          first = i;
+        }
+      }
+      if (wrong > 0) {
+        ++failures;
+        fprintf(stderr,
+                "FAILED: %s: rank %d of %d, call %llu, %zu elements at offset %zu: %zu wrong, the first is %zu: %.9g, "
+                "not %.9g\n",
+                what, r, size(), static_cast<unsigned long long>(call), count, offset, wrong, first,
+                rank.hostRecv[first], expected[first]);
+      }
+    }
+  }
+
+  std::vector<Rank> ranks;
+
+ private:
+  std::vector<void *> windows_;
+};
+
+void launchesMatchFloat64(int nRanks) {
+  World world(nRanks, 5000 * kMs);
+  uint64_t call = 0;
+  for (size_t count : {0u, 1u, 2u, 3u, 31u, 128u, 1023u, 1024u, 1025u, 16384u, 16385u, 65537u, 1u << 18, 1u << 20}) {
+    for (size_t offset : {0u, 1u, 3u}) {
+      world.fill(++call, offset, count);
+      world.onEach([&](Rank &rank, int) {
+        SHIM(ncclFfmAllReduce(&rank.comm, rank.send + offset, rank.recv + offset / 2, count, ncclFloat32, ncclSum,
+                              rank.stream));
+      });
+      world.verify("all-reduce", call, &Rank::recv, offset / 2, count, false);
+      world.onEach([&](Rank &rank, int) {
+        SHIM(ncclFfmAllReduce(&rank.comm, rank.send + offset, rank.send + offset, count, ncclFloat32, ncclSum,
+                              rank.stream));
+      });
+      world.verify("in place", call, &Rank::send, offset, count, false);
+      world.fill(++call, offset, count);
+      world.onEach([&](Rank &rank, int) {
+        SHIM(ncclFfmFusedScaleAllReduceSqrt(&rank.comm, rank.send + offset, count, kScale, kOffset, rank.stream));
+      });
+      world.verify("fused", call, &Rank::send, offset, count, true);
+    }
+  }
+  // Back to back: the last of many launches, each with the sum of the one before; then other counts in between.
+  world.fill(++call, 0, 2000);
+  for (int i = 0; i < 500; ++i) {
+    const size_t count = mix(kSeed + i) % 3000;
+    world.onEach([&](Rank &rank, int) {
+      SHIM(ncclFfmAllReduce(&rank.comm, rank.recv + 4096, rank.recv + 8192, count, ncclFloat32, ncclSum, rank.stream));
+    });
+  }
+  world.onEach([&](Rank &rank, int) {
+    SHIM(ncclFfmAllReduce(&rank.comm, rank.send, rank.recv, 2000, ncclFloat32, ncclSum, rank.stream));
+  });
+  world.verify("after 500 launches", call, &Rank::recv, 0, 2000, false);
+}
+
+void groupsOfAnySizeMatchFloat64(int nRanks) {
+  World world(nRanks, 5000 * kMs);
+  uint64_t call = 1000;
+  const int sizes[] = {32, 64, 96, 256, 512, 1024};
+  for (int i = 0; i < 12; ++i) {
+    for (bool warp : {false, true}) {
+      const size_t count = 1 + mix(kSeed + ++call) % 9000, offset = call % 4;
+      world.fill(call, offset, count);
+      // A size of its own on each rank: only the lines have to agree.
+      world.onEach([&](Rank &rank, int r) {
+        const int threads = sizes[(i + r) % 6];
+        if (warp) {
+          groupKernel<CoopWarp><<<1, threads, 0, rank.stream>>>(rank.comm, rank.send + offset, rank.recv + 1, count,
+                                                                i % kChannels, rank.results);
+        } else {
+          groupKernel<CoopBlock><<<1, threads, 0, rank.stream>>>(rank.comm, rank.send + offset, rank.recv + 1, count,
+                                                                 i % kChannels, rank.results);
+        }
+      });
+      world.verify(warp ? "warps" : "blocks", call, &Rank::recv, 1, count, false);
+    }
+  }
+}
+
+void expectStatus(const char *what, const Rank &rank, const Status &expected) {
+  Status s = *rank.status;
+  check(s.ready == 1, what, s.ready);
+  check(s.code == expected.code && s.function == expected.function && s.rank == expected.rank, what, s.code, s.function,
+        s.rank);
+  check(s.peer == expected.peer && s.channel == expected.channel && s.epoch == expected.epoch, what, s.peer, s.channel,
+        s.epoch);
+}
+
+void rankThatNeverArrivesIsNamed() {
+  World world(4, 100 * kMs);
+  constexpr int kAbsent = 2;
+  world.fill(1, 0, 100);
+  for (int calls = 0; calls < 2; ++calls) {
+    world.onEach([&](Rank &rank, int r) {
+      if (calls == 1 && r == kAbsent) return;
+      SHIM(ncclFfmAllReduce(&rank.comm, rank.send, rank.recv, 100, ncclFloat32, ncclSum, rank.stream));
+    });
+    world.synchronize();
+  }
+  for (int r = 0; r < 4; ++r) {
+    if (r == kAbsent) continue;
+    expectStatus("a rank that never arrives", world.ranks[r],
+                 {ncclTimeout, ncclFfmFunctionAllReduce, r, kAbsent, 0, 2, 0, 0, 1});
+    uint64_t waited = world.ranks[r].status->waitedNs;
+    check(waited >= 100 * kMs && waited < 1000 * kMs, "waited ns", static_cast<long long>(waited));
+  }
+  // Failed for good: without a deadline, this would hang if it waited.
+  world.onEach([&](Rank &rank, int r) {
+    if (r == kAbsent) return;
+    rank.comm.timeoutNs = 0;
+    SHIM(ncclFfmAllReduce(&rank.comm, rank.send, rank.recv, 100000, ncclFloat32, ncclSum, rank.stream));
+  });
+  world.synchronize();
+}
+
+void abortEndsAWaitThatHasNoDeadline() {
+  World world(2, 0);
+  Rank &rank = world.ranks[0];
+  World::use(0);
+  SHIM(ncclFfmAllReduce(&rank.comm, rank.send, rank.recv, 100, ncclFloat32, ncclSum, rank.stream));
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // long enough to be waiting; right if it is not, too
+  check(cudaStreamQuery(rank.stream) == cudaErrorNotReady, "it did not wait");
+  *const_cast<volatile uint32_t *>(&rank.status->abort) = 1;
+  CUDA(cudaStreamSynchronize(rank.stream));
+  expectStatus("abort", rank, {ncclRemoteError, ncclFfmFunctionAllReduce, 0, 1, 0, 1, 0, 0, 1});
+}
+
+void secondCollectiveOnABusyChannelIsRefused() {
+  World world(2, 5000 * kMs);
+  Rank &rank = world.ranks[0];
+  World::use(0);
+  cudaStream_t other;
+  CUDA(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
+  SHIM(ncclFfmAllReduce(&rank.comm, rank.send, rank.recv, 100, ncclFloat32, ncclSum, rank.stream));
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // whichever comes second is refused
+  SHIM(ncclFfmAllReduce(&rank.comm, rank.send, rank.recv, 100, ncclFloat32, ncclSum, other));
+  CUDA(cudaStreamSynchronize(other));
+  CUDA(cudaStreamSynchronize(rank.stream));
+  expectStatus("busy channel", rank, {ncclInvalidUsage, ncclFfmFunctionAllReduce, 0, kNobody, 0, 0, 0, 0, 1});
+  CUDA(cudaStreamDestroy(other));
+}
+
+// Median over repetitions of the slowest block of the slowest rank.
+void printLatency(int nRanks) {
+  World world(nRanks, 5000 * kMs);
+  constexpr int kTimes = 2000, kRepetitions = 9;
+  for (size_t bytes : {512u, 4096u, 65536u}) {
+    for (int blocks : {1, 4, 16}) {
+      if (bytes / blocks < 512) continue;
+      const size_t perBlock = bytes / sizeof(float) / blocks;
+      double us[2] = {};
+      world.fill(bytes, 0, perBlock * blocks);
+      for (bool oneSession : {true, false}) {
+        std::vector<double> median;
+        for (int repetition = 0; repetition < kRepetitions; ++repetition) {
+          world.onEach([&](Rank &rank, int) {
+            loopKernel<<<blocks, 512, 0, rank.stream>>>(rank.comm, rank.send, rank.recv, perBlock, kTimes, oneSession,
+                                                        rank.ns, rank.results);
+          });
+          world.synchronize();
+          uint64_t slowest = 0;
+          for (const Rank &rank : world.ranks) {
+            for (int b = 0; b < blocks; ++b) {
+              slowest = std::max(slowest, rank.ns[b]);
+              check(rank.results[b] == ncclSuccess, "result in the loop", rank.results[b]);
+            }
+          }
+          median.push_back(static_cast<double>(slowest) / 1000 / kTimes);
+        }
+        std::sort(median.begin(), median.end());
+        us[oneSession ? 0 : 1] = median[kRepetitions / 2];
+      }
+      world.verify("in the loop", bytes, &Rank::recv, 0, perBlock * blocks, false);
+      printf("%d ranks, %6zu B, %2d blocks of 512: %6.2f us on one session, %6.2f us taking the channel each time\n",
+             nRanks, bytes, blocks, us[0], us[1]);
+    }
+  }
+}
+
+}  // namespace
+
+int main(int argc, char **argv) {
+  // Read by the driver before its first call: ranks that share a GPU must not wait for a module to load or for a queue.
+  setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
+  setvbuf(stdout, nullptr, _IOLBF, 0);
+  if (argc > 1) gpus = atoi(argv[1]);
+  int found = 0;
+  CUDA(cudaGetDeviceCount(&found));
+  if (gpus < 1 || gpus > found) {
+    fprintf(stderr, "%d GPUs were asked for, %d are here\n", gpus, found);
+    return 2;
+  }
+  for (int a = 0; a < gpus; ++a) {
+    CUDA(cudaSetDevice(a));
+    cudaDeviceProp properties;
+    CUDA(cudaGetDeviceProperties(&properties, a));
+    printf("GPU %d: %s; epochs of %d bits; %s\n", a, properties.name, NCCLFFM_EPOCH_BITS, ncclFfmGetBuildInfo());
+    for (int b = 0; b < gpus; ++b) {
+      if (a != b) CUDA(cudaDeviceEnablePeerAccess(b, 0));
+    }
+  }
+  for (int nRanks : {1, 2, 4, 8}) {
+    launchesMatchFloat64(nRanks);
+    groupsOfAnySizeMatchFloat64(nRanks);
+    printf("%d ranks: launches and groups checked, %d failures so far\n", nRanks, failures);
+  }
+  rankThatNeverArrivesIsNamed();
+  abortEndsAWaitThatHasNoDeadline();
+  secondCollectiveOnABusyChannelIsRefused();
+  printf("deadline, abort, busy channel checked, %d failures so far\n", failures);
+  for (int nRanks : {2, 4, 8}) printLatency(nRanks);
+  printf("device_cuda_test: %s, %d failures\n", failures == 0 ? "PASS" : "FAIL", failures);
+  return failures == 0 ? 0 : 1;
+}

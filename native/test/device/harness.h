@@ -1,0 +1,192 @@
+// What the tests of the device library share: ranks of one communicator in plain memory, groups of host threads that
+// stand for the blocks of a GPU, values that differ from call to call, and checks that say what they saw.
+#ifndef NCCLFFM_TEST_DEVICE_HARNESS_H_
+#define NCCLFFM_TEST_DEVICE_HARNESS_H_
+
+#include <sched.h>
+
+#include <atomic>
+#include <cmath>
+#include <condition_variable>
+#include <cstdarg>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace ncclffm::test {
+
+inline uint64_t mix(uint64_t x) {  // the finalizer of splitmix64
+  x += 0x9e3779b97f4a7c15u;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+/// Called between the stores of the two pairs of an LL line: now and then, somebody else runs there.
+inline void stall() {
+  static std::atomic<uint64_t> threads{0};
+  thread_local uint64_t n = ++threads << 32;
+  if (mix(++n) % 64 == 0) sched_yield();
+}
+
+}  // namespace ncclffm::test
+
+#define NCCLFFM_STALL() ::ncclffm::test::stall()
+
+#include "../../include/ncclffm/device.h"
+
+namespace ncclffm::test {
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr int kSlowdown = 4;
+#else
+constexpr int kSlowdown = 1;
+#endif
+
+constexpr uint64_t kMs = 1000000;
+
+inline std::atomic<int> failures{0};
+
+/// Records a failure; prints the first few.
+__attribute__((format(printf, 2, 3))) inline void check(bool holds, const char *format, ...) {
+  if (holds || failures.fetch_add(1) >= 10) return;
+  char text[512];
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  fprintf(stderr, "FAILED: %s\n", text);
+}
+
+/// 0 if all is well.
+inline int report(const char *name) {
+  int n = failures.load();
+  fprintf(stderr, "%s: %s, %d failures\n", name, n == 0 ? "PASS" : "FAIL", n);
+  return n == 0 ? 0 : 1;
+}
+
+/// A group of host threads in step. arrive() combines what its members bring.
+class Group {
+ public:
+  explicit Group(uint32_t size) : size_(size) {}
+
+  uint32_t size() const { return size_; }
+
+  struct Combined {
+    bool any;
+    uint64_t ofRank0;
+  };
+
+  Combined arrive(uint32_t rank, bool flag, uint64_t value) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    collecting_.any |= flag;
+    if (rank == 0) collecting_.ofRank0 = value;
+    if (++arrived_ == size_) {
+      combined_ = collecting_;
+      collecting_ = {};
+      arrived_ = 0;
+      ++generation_;
+      changed_.notify_all();
+    } else {
+      // The next generation cannot end, and replace combined_, before every member of this one has arrived again.
+      changed_.wait(lock, [this, mine = generation_] { return generation_ != mine; });
+    }
+    return combined_;
+  }
+
+ private:
+  const uint32_t size_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  uint32_t arrived_ = 0;
+  uint64_t generation_ = 0;
+  Combined collecting_ = {}, combined_ = {};
+};
+
+/// A Group as the cooperation group of a block: what CoopBlock is on a GPU.
+struct CoopGroup {
+  Group *group;
+  uint32_t threadRank;
+
+  uint32_t rank() const { return threadRank; }
+  uint32_t size() const { return group->size(); }
+  void sync() const { group->arrive(threadRank, false, 0); }
+  bool syncAny(bool flag) const { return group->arrive(threadRank, flag, 0).any; }
+  uint64_t syncBroadcast(uint64_t value) const { return group->arrive(threadRank, false, value).ofRank0; }
+};
+
+/// The memory of all ranks of a communicator.
+class World {
+ public:
+  World(int nRanks, int nChannels, uint32_t linesPerSlot, uint64_t timeoutNs) : ranks_(nRanks) {
+    size_t lines = static_cast<size_t>(nChannels) * 2 * nRanks * linesPerSlot;
+    for (Rank &rank : ranks_) {
+      rank.window.resize(lines);
+      rank.channels.resize(nChannels);
+      rank.peers.resize(nRanks);
+    }
+    for (int r = 0; r < nRanks; ++r) {
+      Rank &rank = ranks_[r];
+      for (int p = 0; p < nRanks; ++p) rank.peers[p] = ranks_[p].window.data();
+      rank.comm = {NCCLFFM_DEVCOMM_MAGIC, NCCLFFM_ABI_VERSION, r,           nRanks, nChannels, linesPerSlot, timeoutNs,
+                   rank.channels.data(),  rank.peers.data(),   &rank.status};
+    }
+  }
+
+  int nRanks() const { return static_cast<int>(ranks_.size()); }
+  DevComm &comm(int rank) { return ranks_[rank].comm; }
+
+  /// The status record of a rank whose ready word is set; all zero while it is not.
+  Status status(int rank) {
+    Status &status = ranks_[rank].status;
+    if (__atomic_load_n(&status.ready, __ATOMIC_ACQUIRE) == 0) return {};
+    return status;
+  }
+
+  void abort(int rank) { __atomic_store_n(&ranks_[rank].status.abort, 1, __ATOMIC_RELAXED); }
+
+  uint64_t state(int rank, int channel) {
+    return __atomic_load_n(&ranks_[rank].channels[channel].state, __ATOMIC_RELAXED);
+  }
+
+  /// Whether nobody has stored anything to the window of a rank.
+  bool isUntouched(int rank) {
+    for (LLLine &line : ranks_[rank].window) {
+      LLLine now = loadLineRelaxedSys(&line);
+      if (now.pair[0] != 0 || now.pair[1] != 0) return false;
+    }
+    return true;
+  }
+
+ private:
+  struct Rank {
+    std::vector<LLLine> window;
+    std::vector<Channel> channels;
+    std::vector<void *> peers;
+    Status status = {};
+    DevComm comm = {};
+  };
+  std::vector<Rank> ranks_;
+};
+
+/// What a rank contributes as element i of a call: never the same in two calls, of mixed magnitudes.
+inline float contribution(uint64_t seed, int rank, uint64_t call, size_t i) {
+  uint64_t h = mix(mix(mix(seed + static_cast<uint64_t>(rank)) + call) + i);
+  float mantissa = static_cast<float>(static_cast<int32_t>(h >> 40) - (1 << 23)) / (1 << 23);
+  return std::ldexp(mantissa, static_cast<int>(h % 8));
+}
+
+/// All threads run body(i), for i in [0, n), at the same time.
+template <class Body>
+void inThreads(int n, Body body) {
+  std::vector<std::thread> threads;
+  for (int i = 0; i < n; ++i) threads.emplace_back(body, i);
+  for (std::thread &thread : threads) thread.join();
+}
+
+}  // namespace ncclffm::test
+
+#endif  // NCCLFFM_TEST_DEVICE_HARNESS_H_
