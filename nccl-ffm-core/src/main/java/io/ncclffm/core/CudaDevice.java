@@ -1,0 +1,92 @@
+package io.ncclffm.core;
+
+import static java.lang.foreign.ValueLayout.JAVA_INT;
+
+import io.ncclffm.core.bindings.cudart.CudartH;
+import io.ncclffm.core.bindings.cudart.cudaDeviceProp;
+import io.ncclffm.core.internal.NativeLibraries;
+import io.ncclffm.core.internal.NativeText;
+import java.lang.foreign.Arena;
+import java.lang.foreign.MemorySegment;
+
+/**
+ * A GPU of this process, or an emulated one on the CPU backend. A value: equal when the ordinals
+ * are. Safe for use by any thread.
+ *
+ * @param ordinal 0 to {@link #count()} - 1, in CUDA's order
+ */
+public record CudaDevice(int ordinal) {
+
+  /**
+   * @throws IllegalArgumentException if there is no such device
+   */
+  public CudaDevice {
+    int count = count();
+    if (ordinal < 0 || ordinal >= count) {
+      throw new IllegalArgumentException(
+          "device " + ordinal + ": this process has " + count + ", take 0 to " + (count - 1));
+    }
+  }
+
+  /** The number of devices ({@code cudaGetDeviceCount}). */
+  public static int count() {
+    NativeLibraries.load();
+    try (Arena arena = Arena.ofConfined()) {
+      MemorySegment out = arena.allocate(JAVA_INT);
+      int rc = CudartH.cudaGetDeviceCount(out);
+      if (rc != 0) {
+        throw new CudaException("cudaGetDeviceCount", rc, "");
+      }
+      return out.get(JAVA_INT, 0);
+    }
+  }
+
+  /**
+   * Makes this the device of the calling OS thread ({@code cudaSetDevice}). Every call of this
+   * library that needs a device does it itself; only users of the raw bindings need it.
+   */
+  public void makeCurrent() {
+    CudaException.check(CudartH.cudaSetDevice(ordinal), "cudaSetDevice", this);
+  }
+
+  /** The product name ({@code cudaGetDeviceProperties}). */
+  public String name() {
+    try (Arena arena = Arena.ofConfined()) {
+      // CUDA 12's struct differs after the first fields; slack keeps either inside the segment.
+      MemorySegment properties = arena.allocate(2 * cudaDeviceProp.sizeof(), 8);
+      int rc = CudartH.cudaGetDeviceProperties(properties, ordinal);
+      CudaException.check(rc, "cudaGetDeviceProperties", this);
+      return NativeText.copy(cudaDeviceProp.name(properties));
+    }
+  }
+
+  /** Streaming multiprocessors; what the CPU backend reports is a stand-in. */
+  public int multiProcessorCount() {
+    return attribute(CudartH.cudaDevAttrMultiProcessorCount());
+  }
+
+  /**
+   * One number ({@code cudaDeviceGetAttribute}).
+   *
+   * @param attribute a {@code cudaDeviceAttr}
+   */
+  public int attribute(int attribute) {
+    try (Arena arena = Arena.ofConfined()) {
+      MemorySegment out = arena.allocate(JAVA_INT);
+      int rc = CudartH.cudaDeviceGetAttribute(out, attribute, ordinal);
+      CudaException.check(rc, "cudaDeviceGetAttribute(" + attribute + ")", this);
+      return out.get(JAVA_INT, 0);
+    }
+  }
+
+  /** Waits for everything enqueued on the device ({@code cudaDeviceSynchronize}). */
+  void synchronizeAll() {
+    makeCurrent();
+    CudaException.check(CudartH.cudaDeviceSynchronize(), "cudaDeviceSynchronize", this);
+  }
+
+  @Override
+  public String toString() {
+    return "device " + ordinal;
+  }
+}

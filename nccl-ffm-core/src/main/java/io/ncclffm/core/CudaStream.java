@@ -1,0 +1,176 @@
+package io.ncclffm.core;
+
+import static java.lang.foreign.ValueLayout.ADDRESS;
+
+import io.ncclffm.core.bindings.cudart.CudartH;
+import io.ncclffm.core.internal.Backoff;
+import java.lang.foreign.Arena;
+import java.lang.foreign.MemorySegment;
+import java.time.Duration;
+import java.util.Arrays;
+
+/**
+ * A queue of device work, executed in order. Always a non-blocking stream: it does not synchronise
+ * with the legacy default stream, which would let one rank's work wait for another's.
+ *
+ * <p>Threads: work may be enqueued from any thread, one at a time.
+ */
+public final class CudaStream implements AutoCloseable {
+  /** How long {@link #synchronize()} waits at most. */
+  public static final Duration DEFAULT_TIMEOUT = Duration.ofMinutes(10);
+
+  private static final int NOT_READY = CudartH.cudaErrorNotReady();
+  private static final long STAGING_BYTES = 1 << 20;
+
+  private final CudaDevice device;
+  private final MemorySegment handle;
+  private final HostBuffer staging;
+  private volatile FailureSource[] watched = {};
+  private volatile boolean closed;
+
+  private CudaStream(CudaDevice device, MemorySegment handle, HostBuffer staging) {
+    this.device = device;
+    this.handle = handle;
+    this.staging = staging;
+  }
+
+  /** Creates a stream ({@code cudaStreamCreateWithFlags}, non-blocking) on a device. */
+  public static CudaStream create(CudaDevice device) {
+    device.makeCurrent();
+    MemorySegment handle;
+    try (Arena arena = Arena.ofConfined()) {
+      MemorySegment out = arena.allocate(ADDRESS);
+      int rc = CudartH.cudaStreamCreateWithFlags(out, CudartH.cudaStreamNonBlocking());
+      CudaException.check(rc, "cudaStreamCreateWithFlags", device);
+      handle = out.get(ADDRESS, 0);
+    }
+    try {
+      return new CudaStream(device, handle, HostBuffer.allocate(device, STAGING_BYTES));
+    } catch (RuntimeException e) {
+      int rc = CudartH.cudaStreamDestroy(handle);
+      if (rc != 0) {
+        e.addSuppressed(new CudaException("cudaStreamDestroy", rc, " on " + device));
+      }
+      throw e;
+    }
+  }
+
+  /** The device that executes the work. */
+  public CudaDevice device() {
+    return device;
+  }
+
+  /**
+   * The {@code cudaStream_t}, for the raw bindings.
+   *
+   * @throws IllegalStateException if the stream is closed
+   */
+  public MemorySegment handle() {
+    return handle("cudaStream_t");
+  }
+
+  MemorySegment handle(String operation) {
+    if (closed) {
+      throw new IllegalStateException(operation + ": the " + this + " is closed");
+    }
+    return handle;
+  }
+
+  /** Whether all enqueued work is done ({@code cudaStreamQuery}). */
+  public boolean isDone() {
+    device.makeCurrent();
+    int rc = CudartH.cudaStreamQuery(handle());
+    if (rc == NOT_READY) {
+      return false;
+    }
+    if (rc != 0) {
+      throwIfWatchedFailed(); // names the cause where the stream only knows that it failed
+      throw new CudaException("cudaStreamQuery", rc, " on " + device);
+    }
+    return true;
+  }
+
+  /** Waits with {@link #DEFAULT_TIMEOUT}. */
+  public void synchronize() {
+    synchronize(DEFAULT_TIMEOUT);
+  }
+
+  /**
+   * Waits until all enqueued work is done. Polls {@code cudaStreamQuery} and whatever can fail
+   * beside the stream, so that a dead peer or a failed kernel is an exception.
+   *
+   * @throws NcclException if a communicator used on this stream failed
+   * @throws CudaException if the device reports an error
+   * @throws DeadlineException after the timeout or on interruption; the work goes on
+   */
+  public void synchronize(Duration timeout) {
+    long deadline = Backoff.deadline(timeout);
+    int round = 0;
+    while (!isDone()) {
+      // Asking the sources costs more than a query; a failure may be noticed 64 looks later.
+      if ((round & 63) == 63) {
+        throwIfWatchedFailed();
+      }
+      Backoff.pause(round++, deadline, "cudaStreamSynchronize on " + device);
+    }
+    throwIfWatchedFailed();
+  }
+
+  /** Lets work enqueued from now on wait for an event ({@code cudaStreamWaitEvent}). */
+  public void await(CudaEvent event) {
+    device.makeCurrent();
+    int rc = CudartH.cudaStreamWaitEvent(handle(), event.handle(), 0);
+    CudaException.check(rc, "cudaStreamWaitEvent", device);
+  }
+
+  /** Makes {@link #synchronize} ask a source of failures too; for code that enqueues work here. */
+  public void watch(FailureSource source) {
+    for (FailureSource known : watched) {
+      if (known == source) {
+        return;
+      }
+    }
+    synchronized (this) {
+      FailureSource[] more = Arrays.copyOf(watched, watched.length + 1);
+      more[more.length - 1] = source;
+      watched = more;
+    }
+  }
+
+  /** Ends {@link #watch}. */
+  public synchronized void unwatch(FailureSource source) {
+    watched =
+        Arrays.stream(watched).filter(known -> known != source).toArray(FailureSource[]::new);
+  }
+
+  private void throwIfWatchedFailed() {
+    for (FailureSource source : watched) {
+      source.throwIfFailed();
+    }
+  }
+
+  /** Pinned memory through which arrays are copied: pageable copies would stall other ranks. */
+  HostBuffer staging() {
+    return staging;
+  }
+
+  /** Destroys the stream once its work is done ({@code cudaStreamDestroy}). */
+  @Override
+  public synchronized void close() {
+    if (closed) {
+      return;
+    }
+    closed = true;
+    device.makeCurrent();
+    try {
+      CudaException.check(CudartH.cudaStreamDestroy(handle), "cudaStreamDestroy", device);
+    } finally {
+      staging.close();
+    }
+  }
+
+  @Override
+  public String toString() {
+    return "stream on " + device;
+  }
+}

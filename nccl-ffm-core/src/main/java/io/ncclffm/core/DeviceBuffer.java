@@ -1,0 +1,303 @@
+package io.ncclffm.core;
+
+import static java.lang.foreign.ValueLayout.ADDRESS;
+
+import io.ncclffm.core.bindings.cudart.CudartH;
+import io.ncclffm.core.bindings.nccl.NcclH;
+import io.ncclffm.core.internal.NativeLibraries;
+import java.lang.foreign.Arena;
+import java.lang.foreign.MemorySegment;
+import java.util.Objects;
+
+/**
+ * Typed device memory with 64-bit counts. Offsets and counts are in elements unless a name says
+ * bytes. Contents are undefined until written.
+ *
+ * <p>Copies are enqueued on a stream. From and to native segments they are asynchronous, and the
+ * segment must live and stay unchanged until the stream got there; arrays are copied through pinned
+ * memory, and the call returns when the array may be used again.
+ *
+ * <p>Threads: any, but whoever closes must know that no work on the buffer is still enqueued.
+ */
+public final class DeviceBuffer implements AutoCloseable {
+  private enum Allocator {
+    CUDA,
+    NCCL
+  }
+
+  private final CudaDevice device;
+  private final DataType type;
+  private final long count;
+  private final MemorySegment base;
+  private final Allocator allocator;
+  private volatile boolean closed;
+
+  private DeviceBuffer(
+      CudaDevice device, DataType type, long count, MemorySegment base, Allocator allocator) {
+    this.device = device;
+    this.type = type;
+    this.count = count;
+    this.base = base;
+    this.allocator = allocator;
+  }
+
+  /**
+   * Allocates with {@code cudaMalloc}.
+   *
+   * @param count elements, more than 0
+   * @throws IllegalArgumentException if the count is not positive or its bytes overflow 64 bits
+   * @throws CudaException {@code cudaErrorMemoryAllocation} if the device has not that much left
+   */
+  public static DeviceBuffer allocate(CudaDevice device, DataType type, long count) {
+    return allocate(device, type, count, Allocator.CUDA);
+  }
+
+  /**
+   * Allocates with {@code ncclMemAlloc} (NCCL 2.19), whose memory can be registered as a window.
+   * Rounded up to NCCL's granularity, usually 2 MiB.
+   */
+  public static DeviceBuffer allocateForWindow(CudaDevice device, DataType type, long count) {
+    return allocate(device, type, count, Allocator.NCCL);
+  }
+
+  private static DeviceBuffer allocate(
+      CudaDevice device, DataType type, long count, Allocator allocator) {
+    if (count <= 0 || count > Long.MAX_VALUE / type.bytes()) {
+      throw new IllegalArgumentException(
+          "buffer of " + count + " x " + type + ": the count must be positive, its bytes 64 bits");
+    }
+    NativeLibraries.load();
+    device.makeCurrent();
+    try (Arena arena = Arena.ofConfined()) {
+      MemorySegment out = arena.allocate(ADDRESS);
+      long bytes = count * type.bytes();
+      if (allocator == Allocator.NCCL) {
+        int rc = NcclH.ncclMemAlloc(out, bytes);
+        if (rc != 0) {
+          throw NcclException.of("ncclMemAlloc(" + bytes + " bytes)", rc, " on " + device);
+        }
+      } else {
+        int rc = CudartH.cudaMalloc(out, bytes);
+        CudaException.check(rc, "cudaMalloc(" + bytes + " bytes)", device);
+      }
+      return new DeviceBuffer(device, type, count, out.get(ADDRESS, 0), allocator);
+    }
+  }
+
+  public CudaDevice device() {
+    return device;
+  }
+
+  public DataType type() {
+    return type;
+  }
+
+  /** Elements. */
+  public long count() {
+    return count;
+  }
+
+  /** Size in bytes. */
+  public long bytes() {
+    return count * type.bytes();
+  }
+
+  /**
+   * The device pointer to an element, for the raw bindings and for kernels.
+   *
+   * @param offset 0 to {@link #count()}
+   * @throws IllegalStateException if the buffer is closed
+   */
+  public MemorySegment address(long offset) {
+    Objects.checkIndex(offset, count + 1);
+    return address("device pointer", offset);
+  }
+
+  /** Like {@link #address(long)}, for a caller that checked the range; names it in the failure. */
+  MemorySegment address(String operation, long offset) {
+    if (closed) {
+      throw new IllegalStateException(operation + ": the " + this + " is closed");
+    }
+    return offset == 0 ? base : MemorySegment.ofAddress(base.address() + offset * type.bytes());
+  }
+
+  /**
+   * The device pointer to the first of some elements that all lie in this buffer.
+   *
+   * @throws IndexOutOfBoundsException if they do not
+   */
+  public MemorySegment address(long offset, long elements) {
+    Objects.checkFromIndexSize(offset, elements, count);
+    return address(offset);
+  }
+
+  /** Copies from host memory to the start of this buffer; the segment may be shorter. */
+  public void copyFrom(MemorySegment source, CudaStream stream) {
+    copyFrom(source, 0, stream);
+  }
+
+  /**
+   * Copies from host memory ({@code cudaMemcpyAsync}).
+   *
+   * @param offset the first element written
+   */
+  public void copyFrom(MemorySegment source, long offset, CudaStream stream) {
+    MemorySegment target = checkCopy(source, offset, stream);
+    if (source.isNative()) {
+      copy(target, source, source.byteSize(), CudartH.cudaMemcpyHostToDevice(), stream);
+      return;
+    }
+    MemorySegment pinned = stream.staging().segment();
+    for (long done = 0; done < source.byteSize(); ) {
+      long chunk = Math.min(pinned.byteSize(), source.byteSize() - done);
+      MemorySegment.copy(source, done, pinned, 0, chunk);
+      MemorySegment to = MemorySegment.ofAddress(target.address() + done);
+      copy(to, pinned, chunk, CudartH.cudaMemcpyHostToDevice(), stream);
+      stream.synchronize();
+      done += chunk;
+    }
+  }
+
+  /** Copies from the start of this buffer to host memory; the segment may be shorter. */
+  public void copyTo(MemorySegment target, CudaStream stream) {
+    copyTo(target, 0, stream);
+  }
+
+  /**
+   * Copies to host memory ({@code cudaMemcpyAsync}).
+   *
+   * @param offset the first element read
+   */
+  public void copyTo(MemorySegment target, long offset, CudaStream stream) {
+    MemorySegment source = checkCopy(target, offset, stream);
+    if (target.isReadOnly()) {
+      throw new IllegalArgumentException("copy from " + this + ": the target is read-only");
+    }
+    if (target.isNative()) {
+      copy(target, source, target.byteSize(), CudartH.cudaMemcpyDeviceToHost(), stream);
+      return;
+    }
+    MemorySegment pinned = stream.staging().segment();
+    for (long done = 0; done < target.byteSize(); ) {
+      long chunk = Math.min(pinned.byteSize(), target.byteSize() - done);
+      MemorySegment from = MemorySegment.ofAddress(source.address() + done);
+      copy(pinned, from, chunk, CudartH.cudaMemcpyDeviceToHost(), stream);
+      stream.synchronize();
+      MemorySegment.copy(pinned, 0, target, done, chunk);
+      done += chunk;
+    }
+  }
+
+  /** Copies an array to the start of this {@link DataType#FLOAT32} buffer. */
+  public void copyFrom(float[] source, CudaStream stream) {
+    checkType("float[]", DataType.FLOAT32, DataType.FLOAT32);
+    copyFrom(MemorySegment.ofArray(source), stream);
+  }
+
+  /** Copies an array to the start of this {@link DataType#FLOAT64} buffer. */
+  public void copyFrom(double[] source, CudaStream stream) {
+    checkType("double[]", DataType.FLOAT64, DataType.FLOAT64);
+    copyFrom(MemorySegment.ofArray(source), stream);
+  }
+
+  /** Copies an array to the start of this 32-bit integer buffer. */
+  public void copyFrom(int[] source, CudaStream stream) {
+    checkType("int[]", DataType.INT32, DataType.UINT32);
+    copyFrom(MemorySegment.ofArray(source), stream);
+  }
+
+  /** Copies an array to the start of this 64-bit integer buffer. */
+  public void copyFrom(long[] source, CudaStream stream) {
+    checkType("long[]", DataType.INT64, DataType.UINT64);
+    copyFrom(MemorySegment.ofArray(source), stream);
+  }
+
+  /** Copies the start of this {@link DataType#FLOAT32} buffer to an array. */
+  public void copyTo(float[] target, CudaStream stream) {
+    checkType("float[]", DataType.FLOAT32, DataType.FLOAT32);
+    copyTo(MemorySegment.ofArray(target), stream);
+  }
+
+  /** Copies the start of this {@link DataType#FLOAT64} buffer to an array. */
+  public void copyTo(double[] target, CudaStream stream) {
+    checkType("double[]", DataType.FLOAT64, DataType.FLOAT64);
+    copyTo(MemorySegment.ofArray(target), stream);
+  }
+
+  /** Copies the start of this 32-bit integer buffer to an array. */
+  public void copyTo(int[] target, CudaStream stream) {
+    checkType("int[]", DataType.INT32, DataType.UINT32);
+    copyTo(MemorySegment.ofArray(target), stream);
+  }
+
+  /** Copies the start of this 64-bit integer buffer to an array. */
+  public void copyTo(long[] target, CudaStream stream) {
+    checkType("long[]", DataType.INT64, DataType.UINT64);
+    copyTo(MemorySegment.ofArray(target), stream);
+  }
+
+  /** Sets every byte ({@code cudaMemsetAsync}), asynchronously. */
+  public void fill(byte value, CudaStream stream) {
+    checkStream(stream);
+    int rc = CudartH.cudaMemsetAsync(address(0), value & 0xff, bytes(), stream.handle());
+    CudaException.check(rc, "cudaMemsetAsync", device);
+  }
+
+  private void checkType(String array, DataType signed, DataType unsigned) {
+    if (type != signed && type != unsigned) {
+      throw new IllegalArgumentException(
+          "copy between " + this + " and " + array + ": take a MemorySegment for " + type);
+    }
+  }
+
+  private MemorySegment checkCopy(MemorySegment host, long offset, CudaStream stream) {
+    checkStream(stream);
+    if (host.byteSize() % type.bytes() != 0) {
+      throw new IllegalArgumentException(
+          "copy between "
+              + this
+              + " and "
+              + host.byteSize()
+              + " bytes: not a whole number of elements");
+    }
+    return address(offset, host.byteSize() / type.bytes());
+  }
+
+  private void checkStream(CudaStream stream) {
+    Objects.requireNonNull(stream, "stream");
+    if (!stream.device().equals(device)) {
+      throw new IllegalArgumentException(
+          this + " with a " + stream + ": take a stream of the buffer's device");
+    }
+    device.makeCurrent();
+  }
+
+  private void copy(
+      MemorySegment to, MemorySegment from, long bytes, int kind, CudaStream stream) {
+    int rc = CudartH.cudaMemcpyAsync(to, from, bytes, kind, stream.handle());
+    CudaException.check(rc, "cudaMemcpyAsync(" + bytes + " bytes)", device);
+  }
+
+  /** Frees the memory ({@code cudaFree}, {@code ncclMemFree}). */
+  @Override
+  public synchronized void close() {
+    if (closed) {
+      return;
+    }
+    closed = true;
+    device.makeCurrent();
+    if (allocator == Allocator.NCCL) {
+      int rc = NcclH.ncclMemFree(base);
+      if (rc != 0) {
+        throw NcclException.of("ncclMemFree", rc, " on " + device);
+      }
+    } else {
+      CudaException.check(CudartH.cudaFree(base), "cudaFree", device);
+    }
+  }
+
+  @Override
+  public String toString() {
+    return "buffer of " + count + " x " + type + " on " + device;
+  }
+}

@@ -1,0 +1,252 @@
+package io.ncclffm.core;
+
+import io.ncclffm.core.internal.Backoff;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.Collections;
+import java.util.List;
+import java.util.concurrent.Callable;
+import java.util.concurrent.CancellationException;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+import java.util.concurrent.Future;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
+import java.util.stream.IntStream;
+import org.jspecify.annotations.Nullable;
+
+/**
+ * All ranks of a communicator in this process, each on a thread of its own with its own stream:
+ * rank r on device r, or several ranks on a device where there are more ranks than devices (see
+ * {@link DeviceSharing}).
+ *
+ * <pre>{@code
+ * try (LocalWorld world = LocalWorld.open(4)) {
+ *   world.run(rank -> {
+ *     try (DeviceBuffer x = DeviceBuffer.allocate(rank.device(), DataType.FLOAT32, 1024)) {
+ *       x.copyFrom(data, rank.stream());
+ *       rank.communicator().allReduce(x, x, ReduceOp.SUM, rank.stream());
+ *       x.copyTo(data, rank.stream());
+ *     }
+ *   });
+ * }
+ * }</pre>
+ *
+ * <p>Threads: the world itself is used by one thread. Where ranks share a GPU, no rank may free
+ * device or pinned memory while another has launched work that waits for it: CUDA lets such calls
+ * wait for the whole device. Allocate before, and free when all are done.
+ */
+public final class LocalWorld implements AutoCloseable {
+  private static final System.Logger LOG = System.getLogger("io.ncclffm");
+  private static final Duration SETUP_TIMEOUT = Duration.ofMinutes(5);
+
+  /**
+   * One rank, to be used on its own thread only.
+   *
+   * @param rank 0 to size - 1
+   * @param size number of ranks
+   */
+  public record Rank(
+      int rank, int size, CudaDevice device, CudaStream stream, Communicator communicator) {}
+
+  /** What a rank does. */
+  @FunctionalInterface
+  public interface RankTask {
+    void run(Rank rank) throws Exception;
+  }
+
+  private final List<ExecutorService> threads = new ArrayList<>();
+  private final List<@Nullable Rank> ranks = Collections.synchronizedList(new ArrayList<>());
+  private boolean closed;
+
+  private LocalWorld(int size) {
+    for (int r = 0; r < size; r++) {
+      String name = "ncclffm-rank-" + r;
+      // Daemons: a program that ends without closing must still end.
+      threads.add(
+          Executors.newSingleThreadExecutor(
+              task -> Thread.ofPlatform().daemon().name(name).unstarted(task)));
+      ranks.add(null);
+    }
+  }
+
+  /**
+   * Creates the ranks.
+   *
+   * @param size number of ranks, at least 1
+   * @throws IllegalStateException if ranks must share devices and it is too late to prepare that
+   */
+  public static LocalWorld open(int size) {
+    DeviceSharing.prepare(size);
+    int devices = CudaDevice.count();
+    if (devices == 0) {
+      throw new IllegalStateException(
+          "LocalWorld of " + size + " ranks: no device; take -Dncclffm.backend=cpu");
+    }
+    NcclUniqueId id = NcclUniqueId.create();
+    LocalWorld world = new LocalWorld(size);
+    try {
+      world.onEach(
+          world.allRanks(),
+          r -> {
+            CudaDevice device = new CudaDevice(r % devices);
+            CudaStream stream = CudaStream.create(device);
+            try {
+              Communicator communicator = Communicator.create(id, size, r, device);
+              world.ranks.set(r, new Rank(r, size, device, stream, communicator));
+            } catch (RuntimeException e) {
+              stream.close();
+              throw e;
+            }
+          },
+          SETUP_TIMEOUT,
+          "creating the ranks");
+      return world;
+    } catch (RuntimeException e) {
+      world.closeAfter(e);
+      throw e;
+    }
+  }
+
+  /** Number of ranks. */
+  public int size() {
+    return threads.size();
+  }
+
+  /** Runs a task on every rank's thread and waits; {@link CudaStream#DEFAULT_TIMEOUT} at most. */
+  public void run(RankTask task) {
+    run(task, CudaStream.DEFAULT_TIMEOUT);
+  }
+
+  /**
+   * Runs a task on every rank's thread and waits for all. When one rank throws, the
+   * communicators are aborted so that no other waits for it, and its exception is thrown here with
+   * the others' suppressed; the world can only be closed then.
+   *
+   * @throws DeadlineException if a rank is not done in time
+   */
+  public void run(RankTask task, Duration timeout) {
+    if (closed) {
+      throw new IllegalStateException("LocalWorld is closed");
+    }
+    onEach(allRanks(), r -> task.run(ranks.get(r)), timeout, "the ranks' task");
+  }
+
+  private interface IndexedTask {
+    void run(int rank) throws Exception;
+  }
+
+  private List<Integer> allRanks() {
+    return IntStream.range(0, threads.size()).boxed().toList();
+  }
+
+  private void onEach(List<Integer> which, IndexedTask task, Duration timeout, String what) {
+    long deadline = Backoff.deadline(timeout);
+    List<Future<?>> futures = new ArrayList<>();
+    for (int rank : which) {
+      Callable<@Nullable Void> call =
+          () -> {
+            task.run(rank);
+            return null;
+          };
+      futures.add(threads.get(rank).submit(call));
+    }
+    RuntimeException failure = null;
+    int round = 0;
+    List<Future<?>> waiting = new ArrayList<>(futures);
+    while (!waiting.isEmpty()) {
+      for (Future<?> future : List.copyOf(waiting)) {
+        if (!future.isDone()) {
+          continue;
+        }
+        waiting.remove(future);
+        @Nullable RuntimeException thrown = outcome(future, which.get(futures.indexOf(future)));
+        if (thrown != null && failure == null) {
+          failure = thrown;
+          abortAll();
+        } else if (thrown != null) {
+          failure.addSuppressed(thrown);
+        }
+      }
+      if (!waiting.isEmpty()) {
+        try {
+          Backoff.pause(round++, deadline, what);
+        } catch (DeadlineException e) {
+          abortAll();
+          futures.forEach(future -> future.cancel(true));
+          if (failure != null) {
+            e.addSuppressed(failure);
+          }
+          throw e;
+        }
+      }
+    }
+    if (failure != null) {
+      throw failure;
+    }
+  }
+
+  private void abortAll() {
+    for (@Nullable Rank rank : ranks) {
+      if (rank != null) {
+        try {
+          rank.communicator().abort();
+        } catch (RuntimeException e) {
+          // Inside a native call: it ends by itself when its peers are gone, or at the deadline.
+          LOG.log(System.Logger.Level.WARNING, e.getMessage());
+        }
+      }
+    }
+  }
+
+  private static @Nullable RuntimeException outcome(Future<?> future, int rank) {
+    try {
+      future.get(0, TimeUnit.SECONDS);
+      return null;
+    } catch (ExecutionException e) {
+      Throwable cause = e.getCause();
+      if (cause instanceof RuntimeException r) {
+        return r;
+      }
+      return new IllegalStateException("rank " + rank + " threw " + cause, cause);
+    } catch (InterruptedException | TimeoutException | CancellationException e) {
+      return new IllegalStateException("rank " + rank + " was not waited for", e);
+    }
+  }
+
+  /** Closes every rank's communicator and stream. */
+  @Override
+  public void close() {
+    if (closed) {
+      return;
+    }
+    closed = true;
+    try {
+      // A rank that was never made may still block its thread inside ncclCommInitRank.
+      List<Integer> made = allRanks().stream().filter(r -> ranks.get(r) != null).toList();
+      onEach(made, this::closeRank, SETUP_TIMEOUT, "closing the ranks");
+    } finally {
+      threads.forEach(ExecutorService::shutdownNow);
+    }
+  }
+
+  private void closeRank(int r) {
+    @Nullable Rank rank = ranks.get(r);
+    if (rank != null) {
+      try {
+        rank.communicator().close();
+      } finally {
+        rank.stream().close();
+      }
+    }
+  }
+
+  private void closeAfter(RuntimeException failure) {
+    try {
+      close();
+    } catch (RuntimeException e) {
+      failure.addSuppressed(e);
+    }
+  }
+}
