@@ -1,0 +1,327 @@
+package io.ncclffm.device;
+
+import static java.lang.foreign.ValueLayout.JAVA_LONG;
+
+import io.ncclffm.core.Communicator;
+import io.ncclffm.core.CudaDevice;
+import io.ncclffm.core.CudaStream;
+import io.ncclffm.core.DataType;
+import io.ncclffm.core.DeviceBuffer;
+import io.ncclffm.core.FailureSource;
+import io.ncclffm.core.HostBuffer;
+import io.ncclffm.core.NcclException;
+import io.ncclffm.core.ReduceOp;
+import io.ncclffm.core.bindings.shim.ShimH;
+import io.ncclffm.core.bindings.shim.ncclFfmChannel;
+import io.ncclffm.core.bindings.shim.ncclFfmDevComm;
+import io.ncclffm.core.bindings.shim.ncclFfmStatus;
+import io.ncclffm.core.internal.NativeLibraries;
+import io.ncclffm.core.internal.NativeText;
+import io.ncclffm.lsa.LsaWindow;
+import java.lang.foreign.Arena;
+import java.lang.foreign.MemoryLayout.PathElement;
+import java.lang.foreign.MemorySegment;
+import java.lang.invoke.VarHandle;
+import java.time.Duration;
+import java.util.ArrayDeque;
+import java.util.Deque;
+import java.util.Objects;
+import org.jspecify.annotations.Nullable;
+
+/**
+ * What kernels of one rank need to communicate ({@code ncclFfmDevComm}): channels, the addresses of
+ * the peers' windows, and a status record through which a failed kernel tells what happened.
+ *
+ * <p>Creating and closing are collective over the communicator, which closes it too. Its kernels
+ * are launched in the same order on every rank, one stream at a time: a second collective on a busy
+ * channel is an error. Threads: one at a time.
+ */
+public final class DeviceCommunicator implements AutoCloseable, FailureSource {
+  /** Blocks that may work on one collective. */
+  private static final int CHANNELS = 16;
+
+  /** LL lines a peer has in flight on a channel: 2048 of 8 bytes payload are one 16 KiB chunk. */
+  private static final int LINES_PER_SLOT = 2048;
+
+  private static final Duration DEFAULT_TIMEOUT = Duration.ofSeconds(30);
+  private static final Duration SETUP_TIMEOUT = Duration.ofMinutes(1);
+
+  private static final VarHandle READY =
+      ncclFfmStatus.layout()
+          .varHandle(PathElement.groupElement("ready"));
+  private static final VarHandle ABORT =
+      ncclFfmStatus.layout()
+          .varHandle(PathElement.groupElement("abort"));
+
+  private final Communicator communicator;
+  private final Deque<AutoCloseable> resources;
+  private final MemorySegment status;
+  private final Arena arena = Arena.ofShared();
+  private final MemorySegment struct = ncclFfmDevComm.allocate(arena);
+  private boolean closed;
+
+  private DeviceCommunicator(
+      Communicator communicator, Deque<AutoCloseable> resources, MemorySegment status) {
+    this.communicator = communicator;
+    this.resources = resources;
+    this.status = status;
+    resources.push(arena::close);
+  }
+
+  /** Creates one whose kernels wait 30 seconds at most for a peer. Collective. */
+  public static DeviceCommunicator create(Communicator communicator) {
+    return create(communicator, DEFAULT_TIMEOUT);
+  }
+
+  /**
+   * Creates one. Collective: every rank calls it. Loads and runs every kernel once, so that none
+   * has to be loaded while another rank's waits.
+   *
+   * @param timeout how long a kernel waits for a peer before it gives up; zero waits for ever
+   * @throws io.ncclffm.core.NativeLibraryException if the CUDA shim was not built
+   * @throws io.ncclffm.core.UnsupportedByLibraryException if the loaded NCCL has no windows
+   */
+  public static DeviceCommunicator create(Communicator communicator, Duration timeout) {
+    if (timeout.isNegative()) {
+      throw new IllegalArgumentException("timeout " + timeout + ": must not be negative");
+    }
+    NativeLibraries.requireShim();
+    CudaDevice device = communicator.device();
+    Deque<AutoCloseable> resources = new ArrayDeque<>();
+    try {
+      long words = CHANNELS * ncclFfmChannel.sizeof() / Integer.BYTES;
+      DeviceBuffer channels = DeviceBuffer.allocate(device, DataType.UINT32, words);
+      resources.push(channels);
+      DeviceBuffer peers = DeviceBuffer.allocate(device, DataType.INT64, communicator.size());
+      resources.push(peers);
+      HostBuffer status = HostBuffer.allocate(device, ncclFfmStatus.sizeof());
+      resources.push(status);
+      CudaStream stream = CudaStream.create(device);
+      resources.push(stream);
+      channels.fill((byte) 0, stream);
+      checkShim(ShimH.ncclFfmPrime(stream.handle()), "ncclFfmPrime");
+      stream.synchronize(SETUP_TIMEOUT);
+      // Registering is collective and waits on the host. So when it returns, every rank has loaded
+      // its kernels and made its allocations, which would have to wait for a spinning kernel of
+      // another rank on the same device: nothing of that kind may follow here.
+      LsaWindow window = LsaWindow.create(communicator, windowBytes(communicator.size()));
+      resources.push(window);
+      communicator.disown(window); // closed by this object from now on, in its order
+      peers.copyFrom(addresses(window, communicator.size()), stream);
+      DeviceCommunicator created =
+          new DeviceCommunicator(communicator, resources, status.segment());
+      created.fillStruct(timeout, channels, peers, status);
+      communicator.adopt(created);
+      return created;
+    } catch (RuntimeException e) {
+      closeAll(resources, e);
+      throw e;
+    }
+  }
+
+  private static long[] addresses(LsaWindow window, int ranks) {
+    long[] bases = new long[ranks];
+    for (int r = 0; r < ranks; r++) {
+      bases[r] = window.address(r, 0, window.bytes());
+    }
+    return bases;
+  }
+
+  private static @Nullable RuntimeException closeAll(
+      Deque<AutoCloseable> resources, @Nullable RuntimeException first) {
+    RuntimeException trouble = first;
+    while (!resources.isEmpty()) {
+      try {
+        resources.pop().close();
+      } catch (Exception e) {
+        if (trouble == null) {
+          trouble = e instanceof RuntimeException r ? r : new IllegalStateException(e);
+        } else {
+          trouble.addSuppressed(e);
+        }
+      }
+    }
+    return trouble;
+  }
+
+  private static long windowBytes(int size) {
+    try (Arena arena = Arena.ofConfined()) {
+      MemorySegment out = arena.allocate(JAVA_LONG);
+      int rc = ShimH.ncclFfmGetWindowBytes(size, CHANNELS, LINES_PER_SLOT, out);
+      checkShim(rc, "ncclFfmGetWindowBytes");
+      return out.get(JAVA_LONG, 0);
+    }
+  }
+
+  private void fillStruct(
+      Duration timeout, DeviceBuffer channels, DeviceBuffer peers, HostBuffer statusBuffer) {
+    ncclFfmDevComm.magic(struct, ShimH.NCCLFFM_DEVCOMM_MAGIC());
+    ncclFfmDevComm.version(struct, ShimH.NCCLFFM_ABI_VERSION());
+    ncclFfmDevComm.rank(struct, communicator.rank());
+    ncclFfmDevComm.nRanks(struct, communicator.size());
+    ncclFfmDevComm.nChannels(struct, CHANNELS);
+    ncclFfmDevComm.linesPerSlot(struct, LINES_PER_SLOT);
+    ncclFfmDevComm.timeoutNs(struct, timeout.toNanos());
+    ncclFfmDevComm.channels(struct, channels.address(0));
+    ncclFfmDevComm.peers(struct, peers.address(0));
+    ncclFfmDevComm.status(struct, statusBuffer.deviceAddress());
+  }
+
+  /** The communicator that this one lives on. */
+  public Communicator communicator() {
+    return communicator;
+  }
+
+  /**
+   * The {@code ncclFfmDevComm} in host memory, to be passed to a kernel by value; valid until
+   * closed.
+   *
+   * @throws IllegalStateException if closed
+   */
+  public MemorySegment struct() {
+    if (closed) {
+      throw new IllegalStateException("device communicator of " + communicator + " is closed");
+    }
+    return struct;
+  }
+
+  /**
+   * All-reduces whole buffers in one kernel (LL protocol, one-shot): every rank stores its data
+   * with a flag into every peer's window and sums what arrives, in rank order, so that the result
+   * is the same on all. Asynchronous; for now {@link DataType#FLOAT32} and {@link ReduceOp#SUM}.
+   *
+   * @param send may be the same buffer as recv
+   */
+  public void allReduce(DeviceBuffer send, DeviceBuffer recv, ReduceOp op, CudaStream stream) {
+    checkCounts("ncclFfmAllReduce", send, recv);
+    allReduce(send, 0, recv, 0, send.count(), op, stream);
+  }
+
+  /** All-reduces {@code count} elements from any offsets; see the short form. */
+  public void allReduce(
+      DeviceBuffer send,
+      long sendOffset,
+      DeviceBuffer recv,
+      long recvOffset,
+      long count,
+      ReduceOp op,
+      CudaStream stream) {
+    checkBuffer("ncclFfmAllReduce", send, stream);
+    checkBuffer("ncclFfmAllReduce", recv, stream);
+    if (send.type() != recv.type()) {
+      throw new IllegalArgumentException(
+          "ncclFfmAllReduce: send " + send + " and recv " + recv + " differ in type");
+    }
+    before(stream);
+    int rc =
+        ShimH.ncclFfmAllReduce(
+            struct,
+            send.address(sendOffset, count),
+            recv.address(recvOffset, count),
+            count,
+            send.type().ncclValue(),
+            op.ncclValue(),
+            stream.handle());
+    checkShim(rc, "ncclFfmAllReduce");
+  }
+
+  void before(CudaStream stream) {
+    throwIfFailed();
+    communicator.device().makeCurrent();
+    stream.watch(this);
+  }
+
+  private static void checkCounts(String operation, DeviceBuffer send, DeviceBuffer recv) {
+    if (send.count() != recv.count()) {
+      throw new IllegalArgumentException(
+          operation + ": the lengths of send " + send + " and recv " + recv + " do not match");
+    }
+  }
+
+  void checkBuffer(String operation, DeviceBuffer buffer, CudaStream stream) {
+    Objects.requireNonNull(stream, "stream");
+    struct();
+    int device = communicator.device().ordinal();
+    if (buffer.device().ordinal() != device || stream.device().ordinal() != device) {
+      throw new IllegalArgumentException(
+          operation
+              + " on "
+              + communicator
+              + ": the "
+              + buffer
+              + " or the "
+              + stream
+              + " is on another device");
+    }
+  }
+
+  static void checkShim(int rc, String operation) {
+    if (rc != 0) {
+      String text = NativeText.copy(ShimH.ncclFfmGetLastError());
+      throw new NcclException(operation, rc, "", text);
+    }
+  }
+
+  /**
+   * Throws what a kernel reported, if one failed; also asked by {@link CudaStream#synchronize}.
+   *
+   * @throws DeviceCommException with function, rank, peer, channel, epoch and waited time
+   */
+  @Override
+  public void throwIfFailed() {
+    if (closed) {
+      return;
+    }
+    if ((int) READY.getAcquire(status, 0L) == 0) {
+      return;
+    }
+    throw new DeviceCommException(
+        functionName(ncclFfmStatus.function(status)),
+        ncclFfmStatus.code(status),
+        ncclFfmStatus.rank(status),
+        ncclFfmStatus.peer(status),
+        ncclFfmStatus.channel(status),
+        ncclFfmStatus.epoch(status),
+        Duration.ofNanos(ncclFfmStatus.waitedNs(status)));
+  }
+
+  private static String functionName(int function) {
+    if (function == ShimH.ncclFfmFunctionAllReduce()) {
+      return "ncclFfmAllReduce";
+    }
+    if (function == ShimH.ncclFfmFunctionFusedScaleAllReduceSqrt()) {
+      return "ncclFfmFusedScaleAllReduceSqrt";
+    }
+    return "device function " + function;
+  }
+
+  /**
+   * Makes every kernel of this rank that waits give up with {@code ncclRemoteError}; from any
+   * thread. The communicator itself stays usable.
+   */
+  public void abort() {
+    if (!closed) {
+      ABORT.setRelease(status, 0L, 1);
+    }
+  }
+
+  /**
+   * Ends it. Collective where the communicator is ready. The kernels launched must have ended, as
+   * after {@link CudaStream#synchronize}; on a failed or aborted communicator they are told to.
+   */
+  @Override
+  public void close() {
+    if (closed) {
+      return;
+    }
+    if (communicator.state() != Communicator.State.READY) {
+      abort();
+    }
+    closed = true;
+    communicator.disown(this);
+    @Nullable RuntimeException trouble = closeAll(resources, null);
+    if (trouble != null) {
+      throw trouble;
+    }
+  }
+}
