@@ -46,8 +46,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
 
   static {
     try {
-      INSIDE =
-          MethodHandles.lookup().findVarHandle(Communicator.class, "inside", Thread.class);
+      INSIDE = MethodHandles.lookup().findVarHandle(Communicator.class, "inside", Thread.class);
     } catch (ReflectiveOperationException e) {
       throw new ExceptionInInitializerError(e);
     }
@@ -146,7 +145,8 @@ public final class Communicator implements AutoCloseable, FailureSource {
   public MemorySegment handle() {
     State now = state;
     if (now == State.CLOSED || now == State.ABORTED) {
-      throw new IllegalStateException(this + " is " + now.name().toLowerCase(java.util.Locale.ROOT));
+      throw new IllegalStateException(
+          this + " is " + now.name().toLowerCase(java.util.Locale.ROOT));
     }
     return handle;
   }
@@ -413,7 +413,13 @@ public final class Communicator implements AutoCloseable, FailureSource {
       String operation, DeviceBuffer send, long sendCount, DeviceBuffer recv, long recvCount) {
     if (sendCount != recvCount) {
       throw new IllegalArgumentException(
-          operation + " with " + size + " ranks: the lengths of send " + send + " and recv " + recv
+          operation
+              + " with "
+              + size
+              + " ranks: the lengths of send "
+              + send
+              + " and recv "
+              + recv
               + " do not match");
     }
   }
@@ -531,7 +537,10 @@ public final class Communicator implements AutoCloseable, FailureSource {
       throw again;
     }
     throw new IllegalStateException(
-        operation + where() + ": the communicator is " + state.name().toLowerCase(java.util.Locale.ROOT));
+        operation
+            + where()
+            + ": the communicator is "
+            + state.name().toLowerCase(java.util.Locale.ROOT));
   }
 
   private void check(int rc, String operation) {
