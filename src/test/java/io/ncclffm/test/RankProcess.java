@@ -31,7 +31,7 @@ final class RankProcess {
     int rank = Integer.parseInt(arguments[0]);
     int size = Integer.parseInt(arguments[1]);
     long steps = Long.parseLong(arguments[2]);
-    DeviceSharing.prepare(size);
+    DeviceSharing.prepare(size, 1);
     NcclUniqueId id;
     if (rank == 0) {
       id = NcclUniqueId.create();

@@ -18,7 +18,7 @@ final class TestRanks {
   static final int MOST = 8;
 
   static {
-    DeviceSharing.prepare(MOST);
+    DeviceSharing.prepare(MOST, MOST);
   }
 
   private TestRanks() {}

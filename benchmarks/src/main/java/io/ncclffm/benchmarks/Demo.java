@@ -84,12 +84,14 @@ public final class Demo {
 
   /** This process is rank 0 and starts the others. */
   private static boolean runProcesses(int ranks, long maxBytes) throws Exception {
-    DeviceSharing.prepare(ranks);
+    DeviceSharing.prepare(ranks, 1);
     NcclUniqueId id = NcclUniqueId.create();
     List<Process> others = new ArrayList<>();
     try {
       for (int r = 1; r < ranks; r++) {
-        others.add(start(r, ranks, maxBytes, id));
+        Process other = start(r, ranks, maxBytes, id);
+        others.add(other);
+        other.onExit().thenAccept(Demo::giveUpIfFailed);
       }
       printHeader(ranks, "processes");
       boolean passed = runRank(id, ranks, 0, maxBytes);
@@ -101,6 +103,14 @@ public final class Demo {
       return passed;
     } finally {
       others.forEach(Process::destroyForcibly);
+    }
+  }
+
+  /** This rank may be waiting inside NCCL for one that will not come, where nothing can wake it. */
+  private static void giveUpIfFailed(Process other) {
+    if (other.exitValue() != 0) {
+      System.err.println("a rank ended with status " + other.exitValue() + "\n\nFAIL");
+      Runtime.getRuntime().halt(1);
     }
   }
 
@@ -137,7 +147,7 @@ public final class Demo {
   private static void runAsRank(String[] arguments) throws IOException {
     int rank = Integer.parseInt(arguments[1]);
     int ranks = Integer.parseInt(arguments[2]);
-    DeviceSharing.prepare(ranks);
+    DeviceSharing.prepare(ranks, 1);
     String hex = new String(System.in.readAllBytes(), java.nio.charset.StandardCharsets.US_ASCII);
     NcclUniqueId id = NcclUniqueId.fromHex(hex.strip());
     System.exit(runRank(id, ranks, rank, Long.parseLong(arguments[3])) ? 0 : 1);

@@ -173,8 +173,8 @@ public final class Communicator implements AutoCloseable, FailureSource {
       checkTypes("ncclAllReduce", send, recv);
       int rc =
           NcclH.ncclAllReduce(
-              part("ncclAllReduce", send, sendOffset, count),
-              part("ncclAllReduce", recv, recvOffset, count),
+              send.address("ncclAllReduce", sendOffset, count),
+              recv.address("ncclAllReduce", recvOffset, count),
               count,
               send.type().ncclValue(),
               op.ncclValue(),
@@ -207,8 +207,8 @@ public final class Communicator implements AutoCloseable, FailureSource {
       checkPeer("ncclBroadcast", "root", root);
       int rc =
           NcclH.ncclBroadcast(
-              part("ncclBroadcast", send, sendOffset, count),
-              part("ncclBroadcast", recv, recvOffset, count),
+              send.address("ncclBroadcast", sendOffset, count),
+              recv.address("ncclBroadcast", recvOffset, count),
               count,
               send.type().ncclValue(),
               root,
@@ -243,8 +243,8 @@ public final class Communicator implements AutoCloseable, FailureSource {
       checkPeer("ncclReduce", "root", root);
       int rc =
           NcclH.ncclReduce(
-              part("ncclReduce", send, sendOffset, count),
-              part("ncclReduce", recv, recvOffset, count),
+              send.address("ncclReduce", sendOffset, count),
+              recv.address("ncclReduce", recvOffset, count),
               count,
               send.type().ncclValue(),
               op.ncclValue(),
@@ -280,8 +280,8 @@ public final class Communicator implements AutoCloseable, FailureSource {
       checkTypes("ncclAllGather", send, recv);
       int rc =
           NcclH.ncclAllGather(
-              part("ncclAllGather", send, sendOffset, sendCount),
-              part("ncclAllGather", recv, recvOffset, times("ncclAllGather", sendCount)),
+              send.address("ncclAllGather", sendOffset, sendCount),
+              recv.address("ncclAllGather", recvOffset, times("ncclAllGather", sendCount)),
               sendCount,
               send.type().ncclValue(),
               handle,
@@ -318,8 +318,8 @@ public final class Communicator implements AutoCloseable, FailureSource {
       checkTypes("ncclReduceScatter", send, recv);
       int rc =
           NcclH.ncclReduceScatter(
-              part("ncclReduceScatter", send, sendOffset, times("ncclReduceScatter", recvCount)),
-              part("ncclReduceScatter", recv, recvOffset, recvCount),
+              send.address("ncclReduceScatter", sendOffset, times("ncclReduceScatter", recvCount)),
+              recv.address("ncclReduceScatter", recvOffset, recvCount),
               recvCount,
               send.type().ncclValue(),
               op.ncclValue(),
@@ -347,7 +347,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
       checkPeer("ncclSend", "peer", peer);
       int rc =
           NcclH.ncclSend(
-              part("ncclSend", buffer, offset, count),
+              buffer.address("ncclSend", offset, count),
               count,
               buffer.type().ncclValue(),
               peer,
@@ -372,7 +372,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
       checkPeer("ncclRecv", "peer", peer);
       int rc =
           NcclH.ncclRecv(
-              part("ncclRecv", buffer, offset, count),
+              buffer.address("ncclRecv", offset, count),
               count,
               buffer.type().ncclValue(),
               peer,
@@ -385,21 +385,6 @@ public final class Communicator implements AutoCloseable, FailureSource {
   }
 
   // ------------------------------------------------------------------ checks
-
-  private static MemorySegment part(
-      String operation, DeviceBuffer buffer, long offset, long count) {
-    if (count < 0 || offset < 0 || offset > buffer.count() - count) {
-      throw new IllegalArgumentException(
-          operation
-              + ": "
-              + count
-              + " elements from offset "
-              + offset
-              + " do not lie in the "
-              + buffer);
-    }
-    return buffer.address(operation, offset);
-  }
 
   private long times(String operation, long count) {
     if (count < 0 || count > Long.MAX_VALUE / size) {

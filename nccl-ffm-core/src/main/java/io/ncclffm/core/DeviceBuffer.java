@@ -8,6 +8,7 @@ import io.ncclffm.core.internal.NativeLibraries;
 import java.lang.foreign.Arena;
 import java.lang.foreign.MemorySegment;
 import java.util.Objects;
+import org.jspecify.annotations.Nullable;
 
 /**
  * Typed device memory with 64-bit counts. Offsets and counts are in elements unless a name says
@@ -113,8 +114,7 @@ public final class DeviceBuffer implements AutoCloseable {
     return address("device pointer", offset);
   }
 
-  /** Like {@link #address(long)}, for a caller that checked the range; names it in the failure. */
-  MemorySegment address(String operation, long offset) {
+  private MemorySegment address(String operation, long offset) {
     if (closed) {
       throw new IllegalStateException(operation + ": the " + this + " is closed");
     }
@@ -125,11 +125,22 @@ public final class DeviceBuffer implements AutoCloseable {
   /**
    * The device pointer to the first of some elements that all lie in this buffer.
    *
-   * @throws IndexOutOfBoundsException if they do not
+   * @param operation who asks, for the message
+   * @throws IllegalArgumentException if they do not
+   * @throws IllegalStateException if the buffer is closed
    */
-  public MemorySegment address(long offset, long elements) {
-    Objects.checkFromIndexSize(offset, elements, count);
-    return address(offset);
+  public MemorySegment address(String operation, long offset, long elements) {
+    if (elements < 0 || offset < 0 || offset > count - elements) {
+      throw new IllegalArgumentException(
+          operation
+              + ": "
+              + elements
+              + " elements from offset "
+              + offset
+              + " do not lie in the "
+              + this);
+    }
+    return address(operation, offset);
   }
 
   /** Copies from host memory to the start of this buffer; the segment may be shorter. */
@@ -261,11 +272,14 @@ public final class DeviceBuffer implements AutoCloseable {
               + host.byteSize()
               + " bytes: not a whole number of elements");
     }
-    return address(offset, host.byteSize() / type.bytes());
+    return address("copy", offset, host.byteSize() / type.bytes());
   }
 
-  private void checkStream(CudaStream stream) {
-    Objects.requireNonNull(stream, "stream");
+  private void checkStream(@Nullable CudaStream stream) {
+    if (stream == null) {
+      throw new IllegalArgumentException(
+          "work on the " + this + ": the stream is null; make one with CudaStream.create");
+    }
     if (!stream.device().equals(device)) {
       throw new IllegalArgumentException(
           this + " with a " + stream + ": take a stream of the buffer's device");

@@ -27,16 +27,18 @@ public final class DeviceSharing {
    * itself; programs with one process per rank call it first of all.
    *
    * @param ranks ranks on this host, in all its processes
+   * @param ranksHere those of them in this process
    * @throws IllegalStateException if the libraries were used already, so that it is too late
    * @throws UnsupportedByLibraryException if the loaded NCCL is older than 2.30
    */
-  public static void prepare(int ranks) {
-    if (ranks < 1) {
-      throw new IllegalArgumentException(ranks + " ranks: must be positive");
+  public static void prepare(int ranks, int ranksHere) {
+    if (ranksHere < 1 || ranks < ranksHere) {
+      throw new IllegalArgumentException(
+          ranks + " ranks, " + ranksHere + " of them here: must be positive");
     }
     int gpus = visibleGpus();
     if (gpus > 0 && ranks > gpus) {
-      setEnvironment(ranks, gpus);
+      setEnvironment(ranks, ranksHere, gpus);
     }
     int devices = CudaDevice.count();
     NativeLibraries.Loaded loaded = NativeLibraries.load();
@@ -53,7 +55,7 @@ public final class DeviceSharing {
     }
   }
 
-  private static void setEnvironment(int ranks, int gpus) {
+  private static void setEnvironment(int ranks, int ranksHere, int gpus) {
     int ranksPerGpu = (ranks + gpus - 1) / gpus;
     Map<String, String> wanted = new LinkedHashMap<>();
     wanted.put("NCCL_MULTI_RANK_GPU_ENABLE", "1");
@@ -61,7 +63,11 @@ public final class DeviceSharing {
     // All ranks' blocks must be resident at once; 8 ranks of 8 blocks do not fit beside others.
     wanted.put("NCCL_MAX_CTAS", ranksPerGpu >= 8 ? "4" : "8");
     wanted.put("CUDA_MODULE_LOADING", "EAGER");
-    wanted.put("CUDA_DEVICE_MAX_CONNECTIONS", "32");
+    if (ranksHere > 1) {
+      // One hardware queue a stream. A process of one rank has few streams, and under MPS four
+      // processes with 32 queues each do not get them: cudaErrorMemoryAllocation.
+      wanted.put("CUDA_DEVICE_MAX_CONNECTIONS", "32");
+    }
     wanted.keySet().removeIf(name -> CEnvironment.get(name) != null);
     if (wanted.isEmpty()) {
       return;

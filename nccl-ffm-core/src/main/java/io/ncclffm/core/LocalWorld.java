@@ -78,7 +78,7 @@ public final class LocalWorld implements AutoCloseable {
    * @throws IllegalStateException if ranks must share devices and it is too late to prepare that
    */
   public static LocalWorld open(int size) {
-    DeviceSharing.prepare(size);
+    DeviceSharing.prepare(size, size);
     int devices = CudaDevice.count();
     if (devices == 0) {
       throw new IllegalStateException(
@@ -164,10 +164,12 @@ public final class LocalWorld implements AutoCloseable {
         @Nullable RuntimeException thrown = outcome(future, which.get(futures.indexOf(future)));
         if (thrown != null && failure == null) {
           failure = thrown;
-          abortAll();
         } else if (thrown != null) {
           failure.addSuppressed(thrown);
         }
+      }
+      if (failure != null) {
+        abortAll(); // at every look: a rank inside a native call can only be aborted after it
       }
       if (!waiting.isEmpty()) {
         try {
@@ -193,8 +195,7 @@ public final class LocalWorld implements AutoCloseable {
         try {
           rank.communicator().abort();
         } catch (RuntimeException e) {
-          // Inside a native call: it ends by itself when its peers are gone, or at the deadline.
-          LOG.log(System.Logger.Level.WARNING, e.getMessage());
+          LOG.log(System.Logger.Level.DEBUG, e.getMessage()); // inside a call; tried again
         }
       }
     }

@@ -25,7 +25,8 @@ import java.lang.invoke.VarHandle;
 import java.time.Duration;
 import java.util.ArrayDeque;
 import java.util.Deque;
-import java.util.Objects;
+import java.util.HashSet;
+import java.util.Set;
 import org.jspecify.annotations.Nullable;
 
 /**
@@ -56,6 +57,8 @@ public final class DeviceCommunicator implements AutoCloseable, FailureSource {
   private final MemorySegment status;
   private final Arena arena = Arena.ofShared();
   private final MemorySegment struct = ncclFfmDevComm.allocate(arena);
+  private final Set<CudaStream> streams = new HashSet<>();
+  private @Nullable CudaStream lastStream;
   private boolean closed;
 
   private DeviceCommunicator(
@@ -214,8 +217,8 @@ public final class DeviceCommunicator implements AutoCloseable, FailureSource {
     int rc =
         ShimH.ncclFfmAllReduce(
             struct,
-            send.address(sendOffset, count),
-            recv.address(recvOffset, count),
+            send.address("ncclFfmAllReduce", sendOffset, count),
+            recv.address("ncclFfmAllReduce", recvOffset, count),
             count,
             send.type().ncclValue(),
             op.ncclValue(),
@@ -226,7 +229,11 @@ public final class DeviceCommunicator implements AutoCloseable, FailureSource {
   void before(CudaStream stream) {
     throwIfFailed();
     communicator.device().makeCurrent();
-    stream.watch(this);
+    if (stream != lastStream) {
+      stream.watch(this);
+      streams.add(stream);
+      lastStream = stream;
+    }
   }
 
   private static void checkCounts(String operation, DeviceBuffer send, DeviceBuffer recv) {
@@ -236,8 +243,11 @@ public final class DeviceCommunicator implements AutoCloseable, FailureSource {
     }
   }
 
-  void checkBuffer(String operation, DeviceBuffer buffer, CudaStream stream) {
-    Objects.requireNonNull(stream, "stream");
+  void checkBuffer(String operation, DeviceBuffer buffer, @Nullable CudaStream stream) {
+    if (stream == null) {
+      throw new IllegalArgumentException(
+          operation + ": the stream is null; make one with CudaStream.create");
+    }
     struct();
     int device = communicator.device().ordinal();
     if (buffer.device().ordinal() != device || stream.device().ordinal() != device) {
@@ -261,7 +271,8 @@ public final class DeviceCommunicator implements AutoCloseable, FailureSource {
   }
 
   /**
-   * Throws what a kernel reported, if one failed; also asked by {@link CudaStream#synchronize}.
+   * Throws what a kernel reported, if one failed; also asked by {@link CudaStream#synchronize} on
+   * every stream used, until this is closed.
    *
    * @throws DeviceCommException with function, rank, peer, channel, epoch and waited time
    */
@@ -316,6 +327,7 @@ public final class DeviceCommunicator implements AutoCloseable, FailureSource {
       abort();
     }
     closed = true;
+    streams.forEach(stream -> stream.unwatch(this));
     communicator.disown(this);
     @Nullable RuntimeException trouble = closeAll(resources, null);
     if (trouble != null) {

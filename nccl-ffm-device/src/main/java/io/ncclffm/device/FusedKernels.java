@@ -37,7 +37,7 @@ public final class FusedKernels {
     comm.before(stream);
     int rc =
         ShimH.ncclFfmFusedScaleAllReduceSqrt(
-            comm.struct(), x.address(offset, count), count, a, b, stream.handle());
+            comm.struct(), x.address(operation, offset, count), count, a, b, stream.handle());
     DeviceCommunicator.checkShim(rc, operation);
   }
 }

@@ -75,7 +75,7 @@ public final class NativeLibraries {
       LOG.log(
           System.Logger.Level.INFO,
           "nccl-ffm: {0} backend, {1}; NCCL {2} from {3}",
-          done.backend,
+          done.backend.name().toLowerCase(Locale.ROOT),
           done.reason,
           versionText(done.ncclVersion),
           done.nccl.file());
