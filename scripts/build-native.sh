@@ -96,7 +96,7 @@ case $1 in
       build cmake "${tests[@]}"
       mkdir -p "$2"
       for test in "${tests[@]}"; do
-        find "$target/cmake" -name "$test" -type f -exec cp {} "$2" \;
+        find "$target/cmake" -name "$test" -type f -exec strip -o "$2/$test" {} \;
       done
     fi
     ;;

@@ -198,9 +198,9 @@ void runCall(const Call &call, Rank &rank, Shared &shared, Barrier &barrier, Gua
   const auto self = static_cast<size_t>(rank.rank);
   const size_t sendBytes = block * static_cast<size_t>(sizes.sendBlocks);
   const size_t recvBytes = block * static_cast<size_t>(sizes.recvBlocks);
-  // Inputs of every rank have as many blocks as any rank's sendbuff may need.
-  shared.inputs[self] =
-      makeInput(call.type, call.op, call.count * static_cast<size_t>(rank.nRanks), rank.rank, call.number);
+  // Every rank has the input that it would have as the root.
+  const size_t inputBlocks = static_cast<size_t>(sizesOf(call, call.root, rank.nRanks).sendBlocks);
+  shared.inputs[self] = makeInput(call.type, call.op, call.count * inputBlocks, rank.rank, call.number);
   char *send = nullptr;
   char *recv = nullptr;
   if (call.inPlace) {

@@ -96,13 +96,48 @@ const Format *formatOf(ncclDataType_t type) {
   }
 }
 
-bool isFloating(ncclDataType_t type) { return type >= ncclFloat16; }
-
 template <class T>
 T at(const char *data, size_t index) {
   T value;
   std::memcpy(&value, data + index * sizeof(T), sizeof(T));
   return value;
+}
+
+/// The values of all patterns of a small format.
+const std::vector<double> &valuesOf(ncclDataType_t type) {
+  static const std::vector<std::vector<double>> all = [] {
+    std::vector<std::vector<double>> tables(ncclNumTypes);
+    for (ncclDataType_t each : kAllTypes) {
+      if (const Format *format = formatOf(each)) {
+        for (uint32_t bits = 0; bits < 1u << 8 * bytesOf(each); ++bits) {
+          tables[each].push_back(decode(*format, bits));
+        }
+      }
+    }
+    return tables;
+  }();
+  return all[type];
+}
+
+/// The patterns of a small format that serve as inputs of a product (or of another operation).
+const std::vector<uint16_t> &inputPatterns(ncclDataType_t type, bool product) {
+  static const std::vector<std::vector<uint16_t>> all = [] {
+    std::vector<std::vector<uint16_t>> tables(2 * ncclNumTypes);
+    for (ncclDataType_t each : kAllTypes) {
+      const std::vector<double> &values = valuesOf(each);
+      for (size_t bits = 0; bits < values.size(); ++bits) {
+        const double magnitude = std::fabs(values[bits]);
+        if (magnitude <= 2) {
+          tables[each].push_back(static_cast<uint16_t>(bits));
+        }
+        if (magnitude >= 0.5 && magnitude <= 1.5) {
+          tables[ncclNumTypes + each].push_back(static_cast<uint16_t>(bits));
+        }
+      }
+    }
+    return tables;
+  }();
+  return all[type + (product ? ncclNumTypes : 0)];
 }
 
 double floatingAt(ncclDataType_t type, const char *data, size_t index) {
@@ -112,8 +147,7 @@ double floatingAt(ncclDataType_t type, const char *data, size_t index) {
   if (type == ncclFloat64) {
     return at<double>(data, index);
   }
-  const Format &format = *formatOf(type);
-  return decode(format, bytesOf(type) == 2 ? at<uint16_t>(data, index) : at<uint8_t>(data, index));
+  return valuesOf(type)[bytesOf(type) == 2 ? at<uint16_t>(data, index) : at<uint8_t>(data, index)];
 }
 
 /// Distance between 1 and the next number of the type.
@@ -200,24 +234,21 @@ std::vector<char> makeInput(ncclDataType_t type, ncclRedOp_t op, size_t count, i
   const size_t bytes = bytesOf(type);
   std::vector<char> result(count * bytes);
   uint64_t state = mix(call * 64 + static_cast<uint64_t>(rank));
+  const bool product = op == ncclProd;
   for (size_t i = 0; i < count; ++i) {
-    while (true) {
-      state = mix(state);
-      uint64_t bits = state;
-      if (type == ncclFloat32 || type == ncclFloat64) {
-        const double value = std::ldexp(static_cast<double>(state >> 11), -51) - 2;  // [-2, 2)
-        const auto narrow = static_cast<float>(value);
-        type == ncclFloat32 ? std::memcpy(&bits, &narrow, 4) : std::memcpy(&bits, &value, 8);
-      }
-      std::memcpy(result.data() + i * bytes, &bits, bytes);
-      if (!isFloating(type)) {
-        break;
-      }
-      const double magnitude = std::fabs(floatingAt(type, result.data(), i));
-      if (op == ncclProd ? magnitude >= 0.5 && magnitude <= 1.5 : magnitude <= 2) {
-        break;
-      }
+    state = mix(state);
+    uint64_t bits = state;
+    if (type == ncclFloat32 || type == ncclFloat64) {
+      const double unit = std::ldexp(static_cast<double>(state >> 11), -53);  // [0, 1)
+      const double sign = state & 1 ? -1 : 1;
+      const double value = sign * (product ? 0.5 + unit : 2 * unit);
+      const auto narrow = static_cast<float>(value);
+      type == ncclFloat32 ? std::memcpy(&bits, &narrow, 4) : std::memcpy(&bits, &value, 8);
+    } else if (formatOf(type) != nullptr) {
+      const std::vector<uint16_t> &patterns = inputPatterns(type, product);
+      bits = patterns[state % patterns.size()];
     }
+    std::memcpy(result.data() + i * bytes, &bits, bytes);
   }
   return result;
 }

@@ -83,24 +83,28 @@ __global__ void __launch_bounds__(1024) groupKernel(const __grid_constant__ DevC
   if (coop.rank() == 0) *result = r;
 }
 
-// Each block all-reduces its own share, again and again: on one session, or taking the channel each time.
+// Each block all-reduces its own share, again and again: on one session, or taking the channel each time. The first
+// time is not measured: it waits for everybody.
+template <bool kOneSession>
 __global__ void __launch_bounds__(512, 2)
     loopKernel(const __grid_constant__ DevComm comm, const float *send, float *recv, size_t perBlock, int times,
-               bool oneSession, uint64_t *ns, ncclResult_t *result) {
+               uint64_t *ns, ncclResult_t *result) {
   if (times == 0) return;
   const int channel = static_cast<int>(blockIdx.x);
   const float *in = send + perBlock * blockIdx.x;
   float *out = recv + perBlock * blockIdx.x;
-  ncclResult_t r = ncclDevAllReduce(comm, in, out, perBlock, ncclFloat32, ncclSum, channel);  // everybody is here
-  uint64_t start = nowNs();
-  if (oneSession) {
+  ncclResult_t r = ncclSuccess;
+  uint64_t start = 0;
+  if (kOneSession) {
     ChannelSession<CoopBlock> session(CoopBlock(), comm, channel, ncclFfmFunctionAllReduce);
-    for (int i = 0; i < times && r == ncclSuccess; ++i) {
+    for (int i = 0; i <= times && r == ncclSuccess; ++i) {
       r = ncclDevAllReduce(session, in, out, perBlock, ncclFloat32, ncclSum);
+      if (i == 0) start = nowNs();
     }
   } else {
-    for (int i = 0; i < times && r == ncclSuccess; ++i) {
+    for (int i = 0; i <= times && r == ncclSuccess; ++i) {
       r = ncclDevAllReduce(comm, in, out, perBlock, ncclFloat32, ncclSum, channel);
+      if (i == 0) start = nowNs();
     }
   }
   if (threadIdx.x == 0) {
@@ -155,7 +159,8 @@ class World {
       SHIM(ncclFfmPrime(s));
       groupKernel<CoopBlock><<<1, 32, 0, s>>>(ranks[r].comm, nullptr, nullptr, 0, 0, nullptr);
       groupKernel<CoopWarp><<<1, 32, 0, s>>>(ranks[r].comm, nullptr, nullptr, 0, 0, nullptr);
-      loopKernel<<<1, 512, 0, s>>>(ranks[r].comm, nullptr, nullptr, 0, 0, false, nullptr, nullptr);
+      loopKernel<true><<<1, 512, 0, s>>>(ranks[r].comm, nullptr, nullptr, 0, 0, nullptr, nullptr);
+      loopKernel<false><<<1, 512, 0, s>>>(ranks[r].comm, nullptr, nullptr, 0, 0, nullptr, nullptr);
       CUDA(cudaGetLastError());
     }
     synchronize();
@@ -401,8 +406,8 @@ void printLatency(int nRanks) {
         std::vector<double> median;
         for (int repetition = 0; repetition < kRepetitions; ++repetition) {
           world.onEach([&](Rank &rank, int) {
-            loopKernel<<<blocks, 512, 0, rank.stream>>>(rank.comm, rank.send, rank.recv, perBlock, kTimes, oneSession,
-                                                        rank.ns, rank.results);
+            (oneSession ? loopKernel<true> : loopKernel<false>)<<<blocks, 512, 0, rank.stream>>>(
+                rank.comm, rank.send, rank.recv, perBlock, kTimes, rank.ns, rank.results);
           });
           world.synchronize();
           uint64_t slowest = 0;

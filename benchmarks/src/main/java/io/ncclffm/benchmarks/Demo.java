@@ -156,10 +156,7 @@ public final class Demo {
     System.out.println(versions);
     System.out.printf(
         "ranks      %d, %s, on %d x %s%n",
-        ranks,
-        how,
-        Math.min(ranks, CudaDevice.count()),
-        new CudaDevice(0).name());
+        ranks, how, Math.min(ranks, CudaDevice.count()), new CudaDevice(0).name());
     if (versions.backend() == Backend.CPU) {
       System.out.println(
           "note       times on the CPU backend say how long the demo takes, not how fast NCCL is");

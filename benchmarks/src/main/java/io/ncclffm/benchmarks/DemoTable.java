@@ -46,7 +46,8 @@ final class DemoTable {
   boolean run(long maxBytes) {
     boolean passed = true;
     try (Routes routes = new Routes()) {
-      print("%10s | %31s | %31s | %31s | %s%n", "", "ncclAllReduce", "LL kernel", "fused kernel", "");
+      print(
+          "%10s | %31s | %31s | %31s | %s%n", "", "ncclAllReduce", "LL kernel", "fused kernel", "");
       String unit = "      us     GB/s  largest error";
       print("%10s |%s |%s |%s |%n", "bytes", unit, unit, unit);
       for (long bytes : SIZES) {
@@ -140,8 +141,7 @@ final class DemoTable {
       @Nullable DeviceCommunicator comm = device;
       if (comm != null) {
         passed &=
-            column(
-                count, SUM, n -> comm.allReduce(input, 0, output, 0, n, ReduceOp.SUM, stream));
+            column(count, SUM, n -> comm.allReduce(input, 0, output, 0, n, ReduceOp.SUM, stream));
         passed &=
             column(
                 count,

@@ -139,8 +139,7 @@ public final class CudaStream implements AutoCloseable {
 
   /** Ends {@link #watch}. */
   public synchronized void unwatch(FailureSource source) {
-    watched =
-        Arrays.stream(watched).filter(known -> known != source).toArray(FailureSource[]::new);
+    watched = Arrays.stream(watched).filter(known -> known != source).toArray(FailureSource[]::new);
   }
 
   private void throwIfWatchedFailed() {

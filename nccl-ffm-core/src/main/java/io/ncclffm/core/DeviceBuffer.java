@@ -118,7 +118,8 @@ public final class DeviceBuffer implements AutoCloseable {
     if (closed) {
       throw new IllegalStateException(operation + ": the " + this + " is closed");
     }
-    return offset == 0 ? base : MemorySegment.ofAddress(base.address() + offset * type.bytes());
+    // Always a new one: where some are the field's, the compiler cannot remove the allocation.
+    return MemorySegment.ofAddress(base.address() + offset * type.bytes());
   }
 
   /**
@@ -269,11 +270,11 @@ public final class DeviceBuffer implements AutoCloseable {
       throw new IllegalArgumentException(
           this + " with a " + stream + ": take a stream of the buffer's device");
     }
+    stream.handle("work on the " + this);
     device.makeCurrent();
   }
 
-  private void copy(
-      MemorySegment to, MemorySegment from, long bytes, int kind, CudaStream stream) {
+  private void copy(MemorySegment to, MemorySegment from, long bytes, int kind, CudaStream stream) {
     int rc = CudartH.cudaMemcpyAsync(to, from, bytes, kind, stream.handle());
     CudaException.check(rc, "cudaMemcpyAsync(" + bytes + " bytes)", device);
   }

@@ -120,9 +120,9 @@ public final class LocalWorld implements AutoCloseable {
   }
 
   /**
-   * Runs a task on every rank's thread and waits for all. When one rank throws, the
-   * communicators are aborted so that no other waits for it, and its exception is thrown here with
-   * the others' suppressed; the world can only be closed then.
+   * Runs a task on every rank's thread and waits for all. When one rank throws, the communicators
+   * are aborted so that no other waits for it, and its exception is thrown here with the others'
+   * suppressed; the world can only be closed then.
    *
    * @throws DeadlineException if a rank is not done in time
    */

@@ -1,7 +1,7 @@
 package io.ncclffm.core;
 
-import io.ncclffm.core.internal.NativeText;
 import io.ncclffm.core.bindings.nccl.NcclH;
+import io.ncclffm.core.internal.NativeText;
 import java.lang.foreign.MemorySegment;
 
 /**

@@ -47,11 +47,9 @@ public final class DeviceCommunicator implements AutoCloseable, FailureSource {
   private static final Duration SETUP_TIMEOUT = Duration.ofMinutes(1);
 
   private static final VarHandle READY =
-      ncclFfmStatus.layout()
-          .varHandle(PathElement.groupElement("ready"));
+      ncclFfmStatus.layout().varHandle(PathElement.groupElement("ready"));
   private static final VarHandle ABORT =
-      ncclFfmStatus.layout()
-          .varHandle(PathElement.groupElement("abort"));
+      ncclFfmStatus.layout().varHandle(PathElement.groupElement("abort"));
 
   private final Communicator communicator;
   private final Deque<AutoCloseable> resources;

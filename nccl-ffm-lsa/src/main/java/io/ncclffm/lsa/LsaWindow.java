@@ -29,10 +29,7 @@ public final class LsaWindow implements AutoCloseable {
   private boolean closed;
 
   private LsaWindow(
-      Communicator communicator,
-      DeviceBuffer buffer,
-      MemorySegment handle,
-      MemorySegment[] bases) {
+      Communicator communicator, DeviceBuffer buffer, MemorySegment handle, MemorySegment[] bases) {
     this.communicator = communicator;
     this.buffer = buffer;
     this.handle = handle;
@@ -71,8 +68,7 @@ public final class LsaWindow implements AutoCloseable {
   }
 
   private static void zero(DeviceBuffer buffer) {
-    try (io.ncclffm.core.CudaStream stream =
-        io.ncclffm.core.CudaStream.create(buffer.device())) {
+    try (io.ncclffm.core.CudaStream stream = io.ncclffm.core.CudaStream.create(buffer.device())) {
       buffer.fill((byte) 0, stream);
       stream.synchronize();
     }
@@ -93,11 +89,7 @@ public final class LsaWindow implements AutoCloseable {
           "ncclCommWindowRegister",
           comm ->
               NcclH.ncclCommWindowRegister(
-                  comm,
-                  buffer.address(0),
-                  buffer.bytes(),
-                  out,
-                  NcclH.NCCL_WIN_COLL_SYMMETRIC()));
+                  comm, buffer.address(0), buffer.bytes(), out, NcclH.NCCL_WIN_COLL_SYMMETRIC()));
       MemorySegment handle = out.get(ADDRESS, 0);
       if (handle.address() == 0) {
         // NCCL reports success and no window where symmetric memory is not supported.

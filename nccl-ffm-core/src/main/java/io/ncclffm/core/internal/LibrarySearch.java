@@ -48,8 +48,7 @@ final class LibrarySearch {
   }
 
   static LibrarySearch shim() {
-    return new LibrarySearch(
-        "libncclffm", "libncclffm_", "ncclffm.shim", "ncclFfmGetAbiVersion");
+    return new LibrarySearch("libncclffm", "libncclffm_", "ncclffm.shim", "ncclFfmGetAbiVersion");
   }
 
   /** Whether the property or the variable names the file, so that no other may stand in for it. */
@@ -102,9 +101,7 @@ final class LibrarySearch {
     String resource = "META-INF/ncclffm/" + platform() + "/" + fileName;
     @Nullable ClassLoader loader = LibrarySearch.class.getClassLoader();
     @Nullable URL url =
-        loader == null
-            ? ClassLoader.getSystemResource(resource)
-            : loader.getResource(resource);
+        loader == null ? ClassLoader.getSystemResource(resource) : loader.getResource(resource);
     if (url == null) {
       attempts.add("  bundled " + resource + ": not on the class path or module path");
       return null;

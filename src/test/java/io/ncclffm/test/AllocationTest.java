@@ -1,0 +1,126 @@
+package io.ncclffm.test;
+
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import com.sun.management.ThreadMXBean;
+import io.ncclffm.core.Communicator;
+import io.ncclffm.core.DataType;
+import io.ncclffm.core.DeviceBuffer;
+import io.ncclffm.core.LocalWorld;
+import io.ncclffm.core.NcclGroup;
+import io.ncclffm.core.ReduceOp;
+import io.ncclffm.device.DeviceCommunicator;
+import io.ncclffm.device.FusedKernels;
+import java.lang.management.ManagementFactory;
+import org.junit.jupiter.api.Test;
+
+/** The hot path allocates nothing on the Java heap, once it is compiled. */
+class AllocationTest {
+  private static final int RANKS = 2;
+  private static final int COUNT = 16;
+
+  /** Operations before the stream is waited for, so that its queue stays short. */
+  private static final int BATCH = 50;
+
+  /** All but the last 200 give the compilers time, also on a busy machine. */
+  private static final int BATCHES = 1000;
+
+  private static final int MEASURED_BATCHES = 200;
+  private static final ThreadMXBean THREADS = (ThreadMXBean) ManagementFactory.getThreadMXBean();
+
+  private interface Setup {
+    /** What a rank measures. Called on the rank's thread. */
+    Runnable prepare(LocalWorld.Rank rank, RankBuffers x);
+  }
+
+  private static void assertAllocatesNothing(Setup setup) {
+    long[][] bytes = new long[RANKS][BATCHES];
+    try (LocalWorld world = TestRanks.open(RANKS);
+        RankBuffers x = RankBuffers.allocate(world, DataType.FLOAT32, 2 * COUNT)) {
+      Runnable[] operations = new Runnable[RANKS];
+      world.run(rank -> operations[rank.rank()] = setup.prepare(rank, x));
+      world.run(
+          rank -> {
+            for (int batch = 0; batch < BATCHES; batch++) {
+              bytes[rank.rank()][batch] = batch(operations[rank.rank()]);
+              rank.stream().synchronize();
+            }
+          });
+    }
+    for (int r = 0; r < RANKS; r++) {
+      assertEndsQuietly(bytes[r], "rank " + r);
+    }
+  }
+
+  /** Bytes that the calling thread allocates in one batch, without waiting for the stream. */
+  private static long batch(Runnable operation) {
+    long before = THREADS.getCurrentThreadAllocatedBytes();
+    for (int i = 0; i < BATCH; i++) {
+      operation.run();
+    }
+    return THREADS.getCurrentThreadAllocatedBytes() - before;
+  }
+
+  private static void assertEndsQuietly(long[] bytes, String who) {
+    long last = 0;
+    for (int batch = BATCHES - MEASURED_BATCHES; batch < BATCHES; batch++) {
+      last += bytes[batch];
+    }
+    double perCall = (double) last / (BATCH * MEASURED_BATCHES);
+    assertTrue(perCall < 1, who + " still allocates " + perCall + " bytes an operation");
+  }
+
+  @Test
+  void allReduce() {
+    assertAllocatesNothing(
+        (rank, x) ->
+            () -> {
+              DeviceBuffer mine = x.of(rank);
+              Communicator comm = rank.communicator();
+              comm.allReduce(mine, mine, ReduceOp.SUM, rank.stream());
+              comm.allReduce(mine, 1, mine, 1, COUNT, ReduceOp.SUM, rank.stream());
+            });
+  }
+
+  @Test
+  void sendAndRecvInAGroup() {
+    assertAllocatesNothing(
+        (rank, x) -> {
+          int peer = 1 - rank.rank();
+          Runnable body =
+              () -> {
+                rank.communicator().send(x.of(rank), 0, COUNT, peer, rank.stream());
+                rank.communicator().recv(x.of(rank), COUNT, COUNT, peer, rank.stream());
+              };
+          return () -> NcclGroup.run(body);
+        });
+  }
+
+  @Test
+  void deviceAllReduce() {
+    TestRanks.assumeShim();
+    assertAllocatesNothing(
+        (rank, x) -> {
+          DeviceCommunicator comm = DeviceCommunicator.create(rank.communicator());
+          DeviceBuffer mine = x.of(rank);
+          return () -> {
+            comm.allReduce(mine, mine, ReduceOp.SUM, rank.stream());
+            comm.allReduce(mine, 1, mine, 1, COUNT, ReduceOp.SUM, rank.stream());
+          };
+        });
+  }
+
+  @Test
+  void fusedKernel() {
+    TestRanks.assumeShim();
+    assertAllocatesNothing(
+        (rank, x) -> {
+          DeviceCommunicator comm = DeviceCommunicator.create(rank.communicator());
+          DeviceBuffer mine = x.of(rank);
+          return () -> {
+            FusedKernels.scaleAllReduceSqrt(comm, mine, 0, 1, rank.stream());
+            FusedKernels.scaleAllReduceSqrt(comm, mine, 1, COUNT, 0, 1, rank.stream());
+          };
+        });
+  }
+}
