@@ -156,7 +156,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
     ids.forEach(id -> claim(id, rank));
     Communicator created = new Communicator(rank, size, device, config, nativeConfig, null);
     device.makeCurrent();
-    LifeEvent event = LifeEvent.begin();
+    CommunicatorEvent event = CommunicatorEvent.started();
     try (Arena scratch = Arena.ofConfined()) {
       String operation = ids.size() > 1 ? "ncclCommInitRankScalable" : "ncclCommInitRankConfig";
       int rc;
@@ -179,7 +179,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
       }
       created.started(operation, rc);
     }
-    event.end("create", created);
+    event.ended("create", rank, size, device);
     return created;
   }
 
@@ -402,6 +402,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
     enter("ncclAllReduce", stream);
     try {
       checkTypes("ncclAllReduce", send, recv);
+      op.check("ncclAllReduce", this, send.type());
       int rc =
           NcclH.ncclAllReduce(
               part("ncclAllReduce", send, sendOffset, count),
@@ -412,6 +413,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
               handle,
               stream.handle());
       check(rc, "ncclAllReduce");
+      enqueued("ncclAllReduce", count, send.type(), op, -1, stream);
     } finally {
       leave();
     }
@@ -447,6 +449,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
               handle,
               stream.handle());
       check(rc, "ncclBroadcast");
+      enqueued("ncclBroadcast", count, send.type(), null, root, stream);
     } finally {
       leave();
     }
@@ -473,6 +476,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
     enter("ncclReduce", stream);
     try {
       checkTypes("ncclReduce", send, recv);
+      op.check("ncclReduce", this, send.type());
       checkPeer("ncclReduce", "root", root);
       int rc =
           NcclH.ncclReduce(
@@ -485,6 +489,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
               handle,
               stream.handle());
       check(rc, "ncclReduce");
+      enqueued("ncclReduce", count, send.type(), op, root, stream);
     } finally {
       leave();
     }
@@ -521,6 +526,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
               handle,
               stream.handle());
       check(rc, "ncclAllGather");
+      enqueued("ncclAllGather", sendCount, send.type(), null, -1, stream);
     } finally {
       leave();
     }
@@ -551,6 +557,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
     enter("ncclReduceScatter", stream);
     try {
       checkTypes("ncclReduceScatter", send, recv);
+      op.check("ncclReduceScatter", this, send.type());
       int rc =
           NcclH.ncclReduceScatter(
               part("ncclReduceScatter", send, sendOffset, times("ncclReduceScatter", recvCount)),
@@ -561,6 +568,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
               handle,
               stream.handle());
       check(rc, "ncclReduceScatter");
+      enqueued("ncclReduceScatter", recvCount, send.type(), op, -1, stream);
     } finally {
       leave();
     }
@@ -590,6 +598,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
               handle,
               stream.handle());
       check(rc, "ncclSend");
+      enqueued("ncclSend", count, buffer.type(), null, peer, stream);
     } finally {
       leave();
     }
@@ -616,6 +625,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
               handle,
               stream.handle());
       check(rc, "ncclRecv");
+      enqueued("ncclRecv", count, buffer.type(), null, peer, stream);
     } finally {
       leave();
     }
@@ -657,6 +667,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
               handle,
               stream.handle());
       check(rc, "ncclAlltoAll");
+      enqueued("ncclAlltoAll", count, send.type(), null, -1, stream);
     } finally {
       leave();
     }
@@ -699,6 +710,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
               handle,
               stream.handle());
       check(rc, "ncclGather");
+      enqueued("ncclGather", sendCount, send.type(), null, root, stream);
     } finally {
       leave();
     }
@@ -741,6 +753,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
               handle,
               stream.handle());
       check(rc, "ncclScatter");
+      enqueued("ncclScatter", recvCount, recv.type(), null, root, stream);
     } finally {
       leave();
     }
@@ -785,6 +798,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
               handle,
               stream.handle());
       check(rc, "ncclPutSignal");
+      enqueued("ncclPutSignal", count, local.type(), null, peer, stream);
     } finally {
       leave();
     }
@@ -997,6 +1011,47 @@ public final class Communicator implements AutoCloseable, FailureSource {
     call("ncclCommResume", NcclH::ncclCommResume);
   }
 
+  /** Tells the flight recorder and the watchdog; both cost nothing while off. */
+  private void enqueued(
+      String operation,
+      long count,
+      DataType type,
+      @Nullable ReduceOp op,
+      int peer,
+      CudaStream stream) {
+    CollectiveEvent event = new CollectiveEvent();
+    if (event.shouldCommit()) {
+      event.operation = operation;
+      event.bytes = count * type.bytes();
+      event.type = type.name();
+      event.reduction = op == null ? "" : op.toString();
+      event.peer = peer;
+      event.stream = stream.handle().address();
+      event.rank = rank;
+      event.size = size;
+      event.commit();
+    }
+    @Nullable Watchdog dog = watchdog;
+    if (dog != null) {
+      dog.enqueued(operation, count, type, stream);
+    }
+  }
+
+  /**
+   * Starts a watchdog for the rest of this communicator's life: when NCCL reports an error, or an
+   * operation is not done after the timeout, it logs what was in flight (operation, count, type,
+   * stream, age, caller), aborts the communicator, and the threads that wait for it get the
+   * exception. Operations in a group are followed from the group's last call on.
+   */
+  public void watch(Duration timeout) {
+    if (watchdog != null) {
+      throw new IllegalStateException("watch" + where() + ": is watched already");
+    }
+    Watchdog dog = new Watchdog(this, timeout);
+    watchdog = dog;
+    dog.start();
+  }
+
   // ------------------------------------------------------------------ checks
 
   private static MemorySegment part(
@@ -1201,7 +1256,9 @@ public final class Communicator implements AutoCloseable, FailureSource {
     if (state == State.READY || state == State.INITIALISING || state == State.FINALIZING) {
       failure = cause;
       state = State.FAILED;
-      LifeEvent.emit("fail", this);
+      if (cause instanceof NcclException e) {
+        FailureEvent.emit(e);
+      }
     }
   }
 
@@ -1358,7 +1415,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
     MemorySegment given = effective == config ? MemorySegment.NULL : childNative;
     Communicator child = new Communicator(-1, -1, device, effective, childNative, this);
     int[] rc = new int[1];
-    LifeEvent event = LifeEvent.begin();
+    CommunicatorEvent event = CommunicatorEvent.started();
     enterFor(operation);
     try {
       rc[0] = derivation.invoke(handle, child.handleOut, given);
@@ -1369,7 +1426,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
     inProgress = false; // the parent is busy until the child is there: awaitReady polls it
     adopt(child);
     child.started(operation, rc[0]);
-    event.end(operation, child);
+    event.ended(operation, child.rank, child.size, device);
     return child;
   }
 
@@ -1576,7 +1633,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
 
   /** The native end. Aborts first and lets the children free their memory after it, or destroys. */
   private void release(boolean abort) {
-    LifeEvent event = LifeEvent.begin();
+    CommunicatorEvent event = CommunicatorEvent.started();
     device.makeCurrent();
     RuntimeException trouble = null;
     String operation = abort ? "ncclCommAbort" : "ncclCommDestroy";
@@ -1610,7 +1667,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
     }
     leak.closed();
     arena.close();
-    event.end(operation, this);
+    event.ended(operation, rank, size, device);
     if (trouble != null) {
       throw trouble;
     }
