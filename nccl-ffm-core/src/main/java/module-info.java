@@ -8,8 +8,10 @@
 module io.ncclffm.core {
   requires static transitive org.jspecify;
   requires io.ncclffm.natives;
+  requires jdk.jfr;
 
   exports io.ncclffm.core;
+  exports io.ncclffm.core.bootstrap;
   exports io.ncclffm.core.bindings.cudart;
   exports io.ncclffm.core.bindings.nccl;
   exports io.ncclffm.core.bindings.shim;

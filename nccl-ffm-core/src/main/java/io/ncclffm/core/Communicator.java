@@ -1,18 +1,26 @@
 package io.ncclffm.core;
 
 import static java.lang.foreign.ValueLayout.ADDRESS;
+import static java.lang.foreign.ValueLayout.JAVA_BYTE;
 import static java.lang.foreign.ValueLayout.JAVA_INT;
+import static java.lang.foreign.ValueLayout.JAVA_LONG;
 
 import io.ncclffm.core.bindings.nccl.NcclH;
+import io.ncclffm.core.bindings.nccl.ncclWaitSignalDesc_t;
+import io.ncclffm.core.internal.Backoff;
 import io.ncclffm.core.internal.NativeLibraries;
 import java.lang.foreign.Arena;
 import java.lang.foreign.MemorySegment;
+import java.lang.foreign.SegmentAllocator;
 import java.lang.invoke.MethodHandles;
 import java.lang.invoke.VarHandle;
+import java.time.Duration;
 import java.util.ArrayList;
 import java.util.BitSet;
+import java.util.Collection;
 import java.util.LinkedHashSet;
 import java.util.List;
+import java.util.Locale;
 import java.util.Map;
 import java.util.Objects;
 import java.util.Set;
@@ -33,7 +41,13 @@ import org.jspecify.annotations.Nullable;
 public final class Communicator implements AutoCloseable, FailureSource {
   /** Where a communicator is in its life. */
   public enum State {
+    /** Made in a group that has not ended, or non-blocking: see {@link #awaitReady}. */
+    INITIALISING,
     READY,
+    /** {@link #finalizeAndClose} waits for the enqueued work. */
+    FINALIZING,
+    /** {@link #revoke} ended its operations; it can be shrunk, aborted and closed. */
+    REVOKED,
     /** A call or another rank failed. */
     FAILED,
     ABORTED,
@@ -43,63 +57,279 @@ public final class Communicator implements AutoCloseable, FailureSource {
   private static final VarHandle INSIDE;
   private static final Map<NcclUniqueId, BitSet> USED_IDS = new ConcurrentHashMap<>();
   private static final int FIRST_NCCL_WITH_FLOAT8 = 22403;
+  private static final int IN_PROGRESS = 7;
 
   static {
     try {
-      INSIDE = MethodHandles.lookup().findVarHandle(Communicator.class, "inside", Thread.class);
+      INSIDE =
+          MethodHandles.lookup().findVarHandle(Communicator.class, "inside", Thread.class);
     } catch (ReflectiveOperationException e) {
       throw new ExceptionInInitializerError(e);
     }
   }
 
-  private final MemorySegment handle;
-  private final int rank;
-  private final int size;
   private final CudaDevice device;
+  private final CommunicatorConfig config;
+  // NCCL keeps the pointer to the name in it, and gives it on to children; they hold it too.
+  private final MemorySegment nativeConfig;
   private final Arena arena = Arena.ofShared();
   private final MemorySegment asyncErrorOut = arena.allocate(JAVA_INT);
+  // Split, shrink and grow write it when their job ends, long after the call returned.
+  private final MemorySegment handleOut = arena.allocate(ADDRESS);
   private final List<AutoCloseable> children = new ArrayList<>();
   private final Set<CudaStream> streams = new LinkedHashSet<>();
+  private final @Nullable Communicator parent;
+  private volatile MemorySegment handle = MemorySegment.NULL;
+  private volatile int rank;
+  private volatile int size;
+  private volatile State state = State.INITIALISING;
+  private volatile @Nullable Throwable failure;
+  private volatile @Nullable Thread settling;
+  private volatile @Nullable Watchdog watchdog;
+  private final MemorySegment signalOut = ncclWaitSignalDesc_t.allocate(arena);
+  private final LeakReport.Tracker leak;
+  private boolean inProgress;
   private @Nullable CudaStream lastStream;
   private @Nullable Thread inside;
-  private volatile State state = State.READY;
-  private volatile @Nullable Throwable failure;
 
-  private Communicator(MemorySegment handle, int rank, int size, CudaDevice device) {
-    this.handle = handle;
+  private Communicator(
+      int rank,
+      int size,
+      CudaDevice device,
+      CommunicatorConfig config,
+      MemorySegment nativeConfig,
+      @Nullable Communicator parent) {
     this.rank = rank;
     this.size = size;
     this.device = device;
+    this.config = config;
+    this.nativeConfig = nativeConfig;
+    this.parent = parent;
+    this.leak = LeakReport.track(this, "communicator");
+  }
+
+  /** Joins with everything left to NCCL; see the long form. */
+  public static Communicator create(NcclUniqueId id, int size, int rank, CudaDevice device) {
+    return create(id, size, rank, device, CommunicatorConfig.DEFAULT);
+  }
+
+  /** Joins with one unique id; see the long form ({@code ncclCommInitRankConfig}, 2.14.3). */
+  public static Communicator create(
+      NcclUniqueId id, int size, int rank, CudaDevice device, CommunicatorConfig config) {
+    return create(List.of(id), size, rank, device, config);
   }
 
   /**
-   * Joins ({@code ncclCommInitRank}). Blocks until all ranks have come, so each rank needs a thread
-   * or a process of its own.
+   * Joins. Blocks until all ranks have come, so each rank needs a thread or a process of its own;
+   * except in a {@link NcclGroup}, where the communicator is initialising until the group ends, and
+   * with a non-blocking configuration, where it is until {@link #awaitReady}.
    *
-   * @param id the same on every rank, used for no other communicator
+   * @param ids the same on every rank, used for no other communicator; several (NCCL 2.23.4, {@code
+   *     ncclCommInitRankScalable}) share the work of leading very many ranks together
    * @param size number of ranks
    * @param rank this one, 0 to size - 1
    * @throws IllegalArgumentException if the rank is not in the range
    * @throws IllegalStateException if this process joined with this id and rank before: NCCL would
    *     wait for ever
+   * @throws UnsupportedByLibraryException if the loaded NCCL lacks a field of the configuration
    * @throws NcclException if NCCL refuses, for instance two ranks on one GPU without {@link
    *     DeviceSharing}
    */
-  public static Communicator create(NcclUniqueId id, int size, int rank, CudaDevice device) {
-    Objects.requireNonNull(id, "id");
+  public static Communicator create(
+      List<NcclUniqueId> ids,
+      int size,
+      int rank,
+      CudaDevice device,
+      CommunicatorConfig config) {
+    if (ids.isEmpty()) {
+      throw new IllegalArgumentException("ncclCommInitRank: no unique id");
+    }
     if (size < 1 || rank < 0 || rank >= size) {
       throw new IllegalArgumentException(
           "ncclCommInitRank: rank " + rank + " of " + size + ": ranks go from 0 to size - 1");
     }
-    claim(id, rank);
+    NativeLibraries.load();
+    if (ids.size() > 1) {
+      NativeLibraries.requireNccl("ncclCommInitRankScalable", "2.23.4");
+    }
+    MemorySegment nativeConfig = config.toNative(Arena.ofAuto());
+    ids.forEach(id -> claim(id, rank));
+    Communicator created = new Communicator(rank, size, device, config, nativeConfig, null);
     device.makeCurrent();
-    try (Arena arena = Arena.ofConfined()) {
-      MemorySegment out = arena.allocate(ADDRESS);
-      int rc = NcclH.ncclCommInitRank(out, size, id.toNative(arena), rank);
-      if (rc != 0) {
-        throw NcclException.of("ncclCommInitRank", rc, where(rank, size, device));
+    CommunicatorEvent event = CommunicatorEvent.started();
+    try (Arena scratch = Arena.ofConfined()) {
+      String operation = ids.size() > 1 ? "ncclCommInitRankScalable" : "ncclCommInitRankConfig";
+      int rc;
+      if (ids.size() == 1) {
+        MemorySegment id = ids.get(0).toNative(scratch);
+        rc = NcclH.ncclCommInitRankConfig(created.handleOut, size, id, rank, nativeConfig);
+      } else {
+        MemorySegment all = scratch.allocate((long) ids.size() * NcclUniqueId.BYTES);
+        for (int i = 0; i < ids.size(); i++) {
+          MemorySegment.copy(
+              ids.get(i).toNative(scratch),
+              0,
+              all,
+              (long) i * NcclUniqueId.BYTES,
+              NcclUniqueId.BYTES);
+        }
+        rc =
+            NcclH.ncclCommInitRankScalable(
+                created.handleOut, size, rank, ids.size(), all, nativeConfig);
       }
-      return new Communicator(out.get(ADDRESS, 0), rank, size, device);
+      created.started(operation, rc);
+    }
+    event.ended("create", rank, size, device);
+    return created;
+  }
+
+  /**
+   * All ranks on one thread ({@code ncclCommInitAll}): rank r on the r-th device. The calls of one
+   * step must then stand in one {@link NcclGroup}.
+   */
+  public static List<Communicator> createAll(List<CudaDevice> devices) {
+    if (devices.isEmpty()) {
+      throw new IllegalArgumentException("ncclCommInitAll: no device");
+    }
+    NativeLibraries.load();
+    int size = devices.size();
+    MemorySegment noConfig = MemorySegment.NULL;
+    try (Arena scratch = Arena.ofConfined()) {
+      MemorySegment out = scratch.allocate(ADDRESS, size);
+      MemorySegment ordinals = scratch.allocate(JAVA_INT, size);
+      for (int r = 0; r < size; r++) {
+        ordinals.setAtIndex(JAVA_INT, r, devices.get(r).ordinal());
+      }
+      int rc = NcclH.ncclCommInitAll(out, size, ordinals);
+      if (rc != 0) {
+        throw NcclException.of("ncclCommInitAll", rc, " with " + devices);
+      }
+      List<Communicator> all = new ArrayList<>();
+      for (int r = 0; r < size; r++) {
+        Communicator c =
+            new Communicator(r, size, devices.get(r), CommunicatorConfig.DEFAULT, noConfig, null);
+        c.handle = out.getAtIndex(ADDRESS, r);
+        c.state = State.READY;
+        all.add(c);
+      }
+      return List.copyOf(all);
+    }
+  }
+
+  /** After a call that makes a communicator: it is there, or will be. */
+  private void started(String operation, int rc) {
+    if (rc != 0 && rc != IN_PROGRESS) {
+      NcclException e = NcclException.of(operation, rc, where());
+      arena.close();
+      throw e;
+    }
+    if (NcclGroup.isActive()) {
+      NcclGroup.awaits(this);
+    } else if (config.isBlocking()) {
+      completed();
+    }
+  }
+
+  /** The handle is written and, in blocking mode, usable. */
+  private void completed() {
+    MemorySegment made = handleOut.get(ADDRESS, 0);
+    if (made.address() == 0) {
+      NcclException e =
+          new NcclException(
+              "communicator", NcclH.ncclInternalError(), where(), "NCCL reported success but made none");
+      fail(e);
+      throw e;
+    }
+    handle = made;
+    if (rank < 0) {
+      rank = query("ncclCommUserRank", NcclH::ncclCommUserRank);
+      size = query("ncclCommCount", NcclH::ncclCommCount);
+    }
+    state = State.READY;
+  }
+
+  private interface IntQuery {
+    int invoke(MemorySegment comm, MemorySegment out);
+  }
+
+  private int query(String operation, IntQuery query) {
+    try (Arena scratch = Arena.ofConfined()) {
+      MemorySegment out = scratch.allocate(JAVA_INT);
+      int rc = query.invoke(handle, out);
+      if (rc != 0) {
+        throw NcclException.of(operation, rc, where());
+      }
+      return out.get(JAVA_INT, 0);
+    }
+  }
+
+  /** At the end of the outermost group, for a communicator made in it. */
+  void groupEnded(@Nullable Throwable trouble) {
+    if (trouble != null) {
+      fail(trouble);
+    } else if (config.isBlocking()) {
+      completed();
+    }
+  }
+
+  /**
+   * Waits until a communicator that is initialising is ready; returns at once if it is.
+   *
+   * @throws DeadlineException after the timeout: it is still initialising, and may be waited for
+   *     again or aborted
+   * @throws NcclException if it could not be made
+   */
+  public void awaitReady(Duration timeout) {
+    long deadline = Backoff.deadline(timeout);
+    if (NcclGroup.isActive()) {
+      throw new IllegalStateException("awaitReady" + where() + " inside a group: end it first");
+    }
+    if (handle.address() == 0) {
+      @Nullable Communicator from = parent;
+      if (from != null) {
+        from.settle("awaitReady", deadline); // NCCL writes the child's handle when it has settled
+      }
+      MemorySegment made = handleOut.get(ADDRESS, 0);
+      if (made.address() == 0) {
+        throwUnusable("awaitReady");
+      }
+      handle = made;
+    }
+    settle("awaitReady", deadline);
+    synchronized (this) {
+      if (state == State.INITIALISING) {
+        completed();
+      }
+    }
+    if (state != State.READY) {
+      throwUnusable("awaitReady");
+    }
+  }
+
+  /** Polls until NCCL is not in progress on this communicator; other threads may abort meanwhile. */
+  private void settle(String operation, long deadline) {
+    settling = Thread.currentThread();
+    try {
+      for (int round = 0; ; round++) {
+        int error;
+        if (claimInside(operation) == null) {
+          try {
+            if (state != State.READY && state != State.INITIALISING && state != State.FINALIZING) {
+              throwUnusable(operation);
+            }
+            error = pollAsyncError();
+          } finally {
+            leave();
+          }
+          if (error != IN_PROGRESS) {
+            check(error, operation);
+            return;
+          }
+        }
+        Backoff.pause(round, deadline, operation + where());
+      }
+    } finally {
+      settling = null;
     }
   }
 
@@ -120,11 +350,13 @@ public final class Communicator implements AutoCloseable, FailureSource {
 
   /** This rank, 0 to {@link #size()} - 1 ({@code ncclCommUserRank}). */
   public int rank() {
+    requireMade("rank");
     return rank;
   }
 
   /** Number of ranks ({@code ncclCommCount}). */
   public int size() {
+    requireMade("size");
     return size;
   }
 
@@ -145,8 +377,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
   public MemorySegment handle() {
     State now = state;
     if (now == State.CLOSED || now == State.ABORTED) {
-      throw new IllegalStateException(
-          this + " is " + now.name().toLowerCase(java.util.Locale.ROOT));
+      throw new IllegalStateException(this + " is " + now.name().toLowerCase(Locale.ROOT));
     }
     return handle;
   }
@@ -171,6 +402,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
     enter("ncclAllReduce", stream);
     try {
       checkTypes("ncclAllReduce", send, recv);
+      op.check("ncclAllReduce", this, send.type());
       int rc =
           NcclH.ncclAllReduce(
               send.address("ncclAllReduce", sendOffset, count),
@@ -181,9 +413,11 @@ public final class Communicator implements AutoCloseable, FailureSource {
               handle,
               stream.handle());
       check(rc, "ncclAllReduce");
+      enqueued("ncclAllReduce", count, send.type(), op, -1, stream);
     } finally {
       leave();
     }
+    settleIfInProgress("ncclAllReduce");
   }
 
   /** Copies the root's whole buffer to every rank's; the send buffer is only read on the root. */
@@ -215,9 +449,11 @@ public final class Communicator implements AutoCloseable, FailureSource {
               handle,
               stream.handle());
       check(rc, "ncclBroadcast");
+      enqueued("ncclBroadcast", count, send.type(), null, root, stream);
     } finally {
       leave();
     }
+    settleIfInProgress("ncclBroadcast");
   }
 
   /** Reduces whole buffers to the root's; the receive buffer is only written on the root. */
@@ -240,6 +476,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
     enter("ncclReduce", stream);
     try {
       checkTypes("ncclReduce", send, recv);
+      op.check("ncclReduce", this, send.type());
       checkPeer("ncclReduce", "root", root);
       int rc =
           NcclH.ncclReduce(
@@ -252,9 +489,11 @@ public final class Communicator implements AutoCloseable, FailureSource {
               handle,
               stream.handle());
       check(rc, "ncclReduce");
+      enqueued("ncclReduce", count, send.type(), op, root, stream);
     } finally {
       leave();
     }
+    settleIfInProgress("ncclReduce");
   }
 
   /** Collects every rank's whole send buffer, in rank order; recv has size times the elements. */
@@ -287,9 +526,11 @@ public final class Communicator implements AutoCloseable, FailureSource {
               handle,
               stream.handle());
       check(rc, "ncclAllGather");
+      enqueued("ncclAllGather", sendCount, send.type(), null, -1, stream);
     } finally {
       leave();
     }
+    settleIfInProgress("ncclAllGather");
   }
 
   /** Reduces, and leaves part r of the result on rank r; send has size times recv's elements. */
@@ -316,6 +557,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
     enter("ncclReduceScatter", stream);
     try {
       checkTypes("ncclReduceScatter", send, recv);
+      op.check("ncclReduceScatter", this, send.type());
       int rc =
           NcclH.ncclReduceScatter(
               send.address("ncclReduceScatter", sendOffset, times("ncclReduceScatter", recvCount)),
@@ -326,9 +568,11 @@ public final class Communicator implements AutoCloseable, FailureSource {
               handle,
               stream.handle());
       check(rc, "ncclReduceScatter");
+      enqueued("ncclReduceScatter", recvCount, send.type(), op, -1, stream);
     } finally {
       leave();
     }
+    settleIfInProgress("ncclReduceScatter");
   }
 
   /** Sends a whole buffer; the peer must receive as many elements. */
@@ -354,9 +598,11 @@ public final class Communicator implements AutoCloseable, FailureSource {
               handle,
               stream.handle());
       check(rc, "ncclSend");
+      enqueued("ncclSend", count, buffer.type(), null, peer, stream);
     } finally {
       leave();
     }
+    settleIfInProgress("ncclSend");
   }
 
   /** Receives a whole buffer; the peer must send as many elements. */
@@ -379,9 +625,431 @@ public final class Communicator implements AutoCloseable, FailureSource {
               handle,
               stream.handle());
       check(rc, "ncclRecv");
+      enqueued("ncclRecv", count, buffer.type(), null, peer, stream);
     } finally {
       leave();
     }
+  }
+
+  /** Sends part r of the whole send buffer to rank r; both buffers have size times the elements. */
+  public void alltoAll(DeviceBuffer send, DeviceBuffer recv, CudaStream stream) {
+    checkCounts("ncclAlltoAll", send, send.count(), recv, recv.count());
+    if (send.count() % size != 0) {
+      throw new IllegalArgumentException(
+          "ncclAlltoAll" + where() + ": the " + send + " does not divide by the number of ranks");
+    }
+    alltoAll(send, 0, recv, 0, send.count() / size, stream);
+  }
+
+  /**
+   * Sends {@code count} elements to every rank and receives as many from each ({@code
+   * ncclAlltoAll}, 2.28.3).
+   *
+   * @param count elements a pair of ranks
+   */
+  public void alltoAll(
+      DeviceBuffer send,
+      long sendOffset,
+      DeviceBuffer recv,
+      long recvOffset,
+      long count,
+      CudaStream stream) {
+    NativeLibraries.requireNccl("ncclAlltoAll", "2.28.3");
+    enter("ncclAlltoAll", stream);
+    try {
+      checkTypes("ncclAlltoAll", send, recv);
+      int rc =
+          NcclH.ncclAlltoAll(
+              part("ncclAlltoAll", send, sendOffset, times("ncclAlltoAll", count)),
+              part("ncclAlltoAll", recv, recvOffset, times("ncclAlltoAll", count)),
+              count,
+              send.type().ncclValue(),
+              handle,
+              stream.handle());
+      check(rc, "ncclAlltoAll");
+      enqueued("ncclAlltoAll", count, send.type(), null, -1, stream);
+    } finally {
+      leave();
+    }
+    settleIfInProgress("ncclAlltoAll");
+  }
+
+  /** Collects every rank's whole send buffer on the root; recv is only written there. */
+  public void gather(DeviceBuffer send, DeviceBuffer recv, int root, CudaStream stream) {
+    checkCounts("ncclGather", send, times("ncclGather", send.count()), recv, recv.count());
+    gather(send, 0, recv, 0, send.count(), root, stream);
+  }
+
+  /**
+   * Collects {@code sendCount} elements of every rank on the root, in rank order ({@code
+   * ncclGather}, 2.28.3).
+   *
+   * @param sendCount elements a rank; the root's recv takes size times as many
+   */
+  public void gather(
+      DeviceBuffer send,
+      long sendOffset,
+      DeviceBuffer recv,
+      long recvOffset,
+      long sendCount,
+      int root,
+      CudaStream stream) {
+    NativeLibraries.requireNccl("ncclGather", "2.28.3");
+    enter("ncclGather", stream);
+    try {
+      checkTypes("ncclGather", send, recv);
+      checkPeer("ncclGather", "root", root);
+      long recvCount = rank == root ? times("ncclGather", sendCount) : 0;
+      int rc =
+          NcclH.ncclGather(
+              part("ncclGather", send, sendOffset, sendCount),
+              part("ncclGather", recv, recvOffset, recvCount),
+              sendCount,
+              send.type().ncclValue(),
+              root,
+              handle,
+              stream.handle());
+      check(rc, "ncclGather");
+      enqueued("ncclGather", sendCount, send.type(), null, root, stream);
+    } finally {
+      leave();
+    }
+    settleIfInProgress("ncclGather");
+  }
+
+  /** Gives part r of the root's whole send buffer to rank r; send is only read on the root. */
+  public void scatter(DeviceBuffer send, DeviceBuffer recv, int root, CudaStream stream) {
+    checkCounts("ncclScatter", send, send.count(), recv, times("ncclScatter", recv.count()));
+    scatter(send, 0, recv, 0, recv.count(), root, stream);
+  }
+
+  /**
+   * Gives {@code recvCount} elements of the root to every rank, in rank order ({@code ncclScatter},
+   * 2.28.3).
+   *
+   * @param recvCount elements a rank; the root's send holds size times as many
+   */
+  public void scatter(
+      DeviceBuffer send,
+      long sendOffset,
+      DeviceBuffer recv,
+      long recvOffset,
+      long recvCount,
+      int root,
+      CudaStream stream) {
+    NativeLibraries.requireNccl("ncclScatter", "2.28.3");
+    enter("ncclScatter", stream);
+    try {
+      checkTypes("ncclScatter", send, recv);
+      checkPeer("ncclScatter", "root", root);
+      long sendCount = rank == root ? times("ncclScatter", recvCount) : 0;
+      int rc =
+          NcclH.ncclScatter(
+              part("ncclScatter", send, sendOffset, sendCount),
+              part("ncclScatter", recv, recvOffset, recvCount),
+              recvCount,
+              send.type().ncclValue(),
+              root,
+              handle,
+              stream.handle());
+      check(rc, "ncclScatter");
+      enqueued("ncclScatter", recvCount, recv.type(), null, root, stream);
+    } finally {
+      leave();
+    }
+    settleIfInProgress("ncclScatter");
+  }
+
+  // ------------------------------------------------------------------ one-sided
+
+  /**
+   * Writes into a peer's window and then signals it ({@code ncclPutSignal}, 2.29.2). When the peer's
+   * {@link #waitSignal} returns, the data is there.
+   *
+   * @param local memory of a window or registered with the communicator
+   * @param target the window, registered by all ranks; the peer's part of it is written
+   * @param targetOffset in bytes
+   */
+  public void putSignal(
+      DeviceBuffer local,
+      long offset,
+      long count,
+      int peer,
+      NcclWindow target,
+      long targetOffset,
+      CudaStream stream) {
+    NativeLibraries.requireNccl("ncclPutSignal", "2.29.2");
+    enter("ncclPutSignal", stream);
+    try {
+      checkBuffer("ncclPutSignal", local);
+      checkPeer("ncclPutSignal", "peer", peer);
+      target.checkTarget(this, targetOffset, count * local.type().bytes());
+      int rc =
+          NcclH.ncclPutSignal(
+              part("ncclPutSignal", local, offset, count),
+              count,
+              local.type().ncclValue(),
+              peer,
+              target.handle(),
+              targetOffset,
+              0,
+              0,
+              0,
+              handle,
+              stream.handle());
+      check(rc, "ncclPutSignal");
+      enqueued("ncclPutSignal", count, local.type(), null, peer, stream);
+    } finally {
+      leave();
+    }
+    settleIfInProgress("ncclPutSignal");
+  }
+
+  /** Signals a peer without data ({@code ncclSignal}, 2.29.2). */
+  public void signal(int peer, CudaStream stream) {
+    NativeLibraries.requireNccl("ncclSignal", "2.29.2");
+    enter("ncclSignal", stream);
+    try {
+      checkPeer("ncclSignal", "peer", peer);
+      check(NcclH.ncclSignal(peer, 0, 0, 0, handle, stream.handle()), "ncclSignal");
+    } finally {
+      leave();
+    }
+    settleIfInProgress("ncclSignal");
+  }
+
+  /**
+   * Lets the stream wait for signals of a peer ({@code ncclWaitSignal}, 2.29.2).
+   *
+   * @param count how many signals, at least 1
+   */
+  public void waitSignal(int peer, int count, CudaStream stream) {
+    NativeLibraries.requireNccl("ncclWaitSignal", "2.29.2");
+    enter("ncclWaitSignal", stream);
+    try {
+      checkPeer("ncclWaitSignal", "peer", peer);
+      if (count < 1) {
+        throw new IllegalArgumentException(
+            "ncclWaitSignal" + where() + ": " + count + " signals: must be positive");
+      }
+      // NCCL copies it during the call.
+      ncclWaitSignalDesc_t.opCnt(signalOut, count);
+      ncclWaitSignalDesc_t.peer(signalOut, peer);
+      check(NcclH.ncclWaitSignal(1, signalOut, handle, stream.handle()), "ncclWaitSignal");
+    } finally {
+      leave();
+    }
+    settleIfInProgress("ncclWaitSignal");
+  }
+
+  // ------------------------------------------------------------------ registration and operators
+
+  /**
+   * Registers a buffer so that collectives need not copy it ({@code ncclCommRegister}, 2.19.1). Not
+   * collective.
+   */
+  public RegisteredBuffer register(DeviceBuffer buffer) {
+    checkBuffer("ncclCommRegister", buffer);
+    try (Arena scratch = Arena.ofConfined()) {
+      MemorySegment out = scratch.allocate(ADDRESS);
+      call(
+          "ncclCommRegister",
+          comm -> NcclH.ncclCommRegister(comm, buffer.address(0), buffer.bytes(), out));
+      RegisteredBuffer registered = new RegisteredBuffer(this, buffer, out.get(ADDRESS, 0));
+      adopt(registered);
+      return registered;
+    }
+  }
+
+  /**
+   * Registers a buffer of {@link DeviceBuffer#allocateForWindow} on every rank as a window ({@code
+   * ncclCommWindowRegister}, 2.27.3). Collective. Not in a group.
+   *
+   * @throws NcclException also where the library reports success without a window, as it does if the
+   *     ranks cannot address one another's memory
+   */
+  public NcclWindow registerWindow(DeviceBuffer buffer, NcclWindow.Flag... flags) {
+    return NcclWindow.register(this, buffer, flags);
+  }
+
+  /**
+   * A sum whose inputs are multiplied first ({@code ncclRedOpCreatePreMulSum}, 2.11.4), with a
+   * factor that is read during this call.
+   *
+   * @param factor converted to the type; integer types take a whole number
+   */
+  public ReduceOp createPreMulSum(DataType type, double factor) {
+    try (Arena scratch = Arena.ofConfined()) {
+      return preMulSum(type, Scalars.write(scratch, type, factor), true);
+    }
+  }
+
+  /**
+   * A sum whose inputs are multiplied first, with a factor in device memory that is read while the
+   * collective runs.
+   *
+   * @param factor one element, of the type of the data; must stay until the last collective is done
+   */
+  public ReduceOp createPreMulSum(DeviceBuffer factor) {
+    checkBuffer("ncclRedOpCreatePreMulSum", factor);
+    return preMulSum(factor.type(), factor.address(0), false);
+  }
+
+  private ReduceOp preMulSum(DataType type, MemorySegment scalar, boolean onHost) {
+    int residence = onHost ? NcclH.ncclScalarHostImmediate() : NcclH.ncclScalarDevice();
+    try (Arena scratch = Arena.ofConfined()) {
+      MemorySegment out = scratch.allocate(JAVA_INT);
+      call(
+          "ncclRedOpCreatePreMulSum",
+          comm ->
+              NcclH.ncclRedOpCreatePreMulSum(out, scalar, type.ncclValue(), residence, comm));
+      ReduceOp op = new ReduceOp("premulsum", out.get(JAVA_INT, 0), this, type);
+      adopt(op);
+      return op;
+    }
+  }
+
+  // ------------------------------------------------------------------ queries
+
+  /** What the communicator is and can do ({@code ncclCommQueryProperties}, 2.29.2). */
+  public CommunicatorProperties properties() {
+    NativeLibraries.requireNccl("ncclCommQueryProperties", "2.29.2");
+    return CommunicatorProperties.query(this);
+  }
+
+  /** The team of all ranks ({@code ncclTeamWorld}, 2.28.3). */
+  public Team teamWorld() {
+    NativeLibraries.requireNccl("ncclTeamWorld", "2.28.3");
+    return team("ncclTeamWorld", NcclH::ncclTeamWorld);
+  }
+
+  /** The ranks whose memory this one can load from and store to ({@code ncclTeamLsa}, 2.28.3). */
+  public Team teamLsa() {
+    NativeLibraries.requireNccl("ncclTeamLsa", "2.28.3");
+    return team("ncclTeamLsa", NcclH::ncclTeamLsa);
+  }
+
+  /** The ranks in the same place of the other LSA teams ({@code ncclTeamRail}, 2.28.3). */
+  public Team teamRail() {
+    NativeLibraries.requireNccl("ncclTeamRail", "2.28.3");
+    return team("ncclTeamRail", NcclH::ncclTeamRail);
+  }
+
+  private interface TeamQuery {
+    MemorySegment invoke(SegmentAllocator allocator, MemorySegment comm);
+  }
+
+  private Team team(String operation, TeamQuery query) {
+    Team[] team = new Team[1];
+    call(
+        operation,
+        comm -> {
+          try (Arena scratch = Arena.ofConfined()) {
+            team[0] = Team.of(query.invoke(scratch, comm));
+          }
+          return 0;
+        });
+    return team[0];
+  }
+
+  /** The communicator's rank of a team's rank ({@code ncclTeamRankToWorld}, 2.28.3). */
+  public int rankToWorld(Team team, int teamRank) {
+    NativeLibraries.requireNccl("ncclTeamRankToWorld", "2.28.3");
+    try (Arena scratch = Arena.ofConfined()) {
+      return NcclH.ncclTeamRankToWorld(handle(), team.toNative(scratch), teamRank);
+    }
+  }
+
+  /** The LSA team's rank of a team's rank ({@code ncclTeamRankToLsa}, 2.28.3). */
+  public int rankToLsa(Team team, int teamRank) {
+    NativeLibraries.requireNccl("ncclTeamRankToLsa", "2.28.3");
+    try (Arena scratch = Arena.ofConfined()) {
+      return NcclH.ncclTeamRankToLsa(handle(), team.toNative(scratch), teamRank);
+    }
+  }
+
+  /** Device memory that NCCL holds for a communicator. */
+  public enum MemoryStatistic {
+    /** Bytes that {@link #suspend} gives back. */
+    SUSPENDABLE(0),
+    /** 1 while suspended, else 0. */
+    SUSPENDED(1),
+    /** Bytes that stay. */
+    PERSISTENT(2),
+    /** Bytes in all. */
+    TOTAL(3);
+
+    private final int ncclValue;
+
+    MemoryStatistic(int ncclValue) {
+      this.ncclValue = ncclValue;
+    }
+  }
+
+  /** One number ({@code ncclCommMemStats}, 2.29.7). */
+  public long memoryStatistic(MemoryStatistic statistic) {
+    NativeLibraries.requireNccl("ncclCommMemStats", "2.29.7");
+    try (Arena scratch = Arena.ofConfined()) {
+      MemorySegment out = scratch.allocate(JAVA_LONG);
+      call("ncclCommMemStats", comm -> NcclH.ncclCommMemStats(comm, statistic.ncclValue, out));
+      return out.get(JAVA_LONG, 0);
+    }
+  }
+
+  /**
+   * Gives device memory back while the communicator is not used ({@code ncclCommSuspend}, 2.29.7).
+   * Collective; until {@link #resume} nothing else may be called.
+   */
+  public void suspend() {
+    NativeLibraries.requireNccl("ncclCommSuspend", "2.29.7");
+    call("ncclCommSuspend", comm -> NcclH.ncclCommSuspend(comm, NcclH.NCCL_SUSPEND_MEM()));
+  }
+
+  /** Ends {@link #suspend} ({@code ncclCommResume}, 2.29.7). Collective. */
+  public void resume() {
+    NativeLibraries.requireNccl("ncclCommResume", "2.29.7");
+    call("ncclCommResume", NcclH::ncclCommResume);
+  }
+
+  /** Tells the flight recorder and the watchdog; both cost nothing while off. */
+  private void enqueued(
+      String operation,
+      long count,
+      DataType type,
+      @Nullable ReduceOp op,
+      int peer,
+      CudaStream stream) {
+    CollectiveEvent event = new CollectiveEvent();
+    if (event.shouldCommit()) {
+      event.operation = operation;
+      event.bytes = count * type.bytes();
+      event.type = type.name();
+      event.reduction = op == null ? "" : op.toString();
+      event.peer = peer;
+      event.stream = stream.handle().address();
+      event.rank = rank;
+      event.size = size;
+      event.commit();
+    }
+    @Nullable Watchdog dog = watchdog;
+    if (dog != null) {
+      dog.enqueued(operation, count, type, stream);
+    }
+  }
+
+  /**
+   * Starts a watchdog for the rest of this communicator's life: when NCCL reports an error, or an
+   * operation is not done after the timeout, it logs what was in flight (operation, count, type,
+   * stream, age, caller), aborts the communicator, and the threads that wait for it get the
+   * exception. Operations in a group are followed from the group's last call on.
+   */
+  public void watch(Duration timeout) {
+    if (watchdog != null) {
+      throw new IllegalStateException("watch" + where() + ": is watched already");
+    }
+    Watchdog dog = new Watchdog(this, timeout);
+    watchdog = dog;
+    dog.start();
   }
 
   // ------------------------------------------------------------------ checks
@@ -398,13 +1066,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
       String operation, DeviceBuffer send, long sendCount, DeviceBuffer recv, long recvCount) {
     if (sendCount != recvCount) {
       throw new IllegalArgumentException(
-          operation
-              + " with "
-              + size
-              + " ranks: the lengths of send "
-              + send
-              + " and recv "
-              + recv
+          operation + " with " + size + " ranks: the lengths of send " + send + " and recv " + recv
               + " do not match");
     }
   }
@@ -453,6 +1115,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
     } finally {
       leave();
     }
+    settleIfInProgress(operation);
   }
 
   /** A call of the raw bindings. */
@@ -486,7 +1149,12 @@ public final class Communicator implements AutoCloseable, FailureSource {
   }
 
   private void enter(String operation) {
-    Thread other = (Thread) INSIDE.compareAndExchange(this, null, Thread.currentThread());
+    @Nullable Thread other = claimInside(operation);
+    @Nullable Thread waiting = settling;
+    if (other == null && waiting != null && waiting != Thread.currentThread()) {
+      leave();
+      other = waiting;
+    }
     if (other != null) {
       throw new IllegalStateException(
           operation
@@ -507,8 +1175,20 @@ public final class Communicator implements AutoCloseable, FailureSource {
     }
   }
 
+  /** Null if the calling thread is inside now, else the thread that is. */
+  private @Nullable Thread claimInside(String operation) {
+    return (Thread) INSIDE.compareAndExchange(this, null, Thread.currentThread());
+  }
+
   private void leave() {
     INSIDE.setRelease(this, (Thread) null);
+  }
+
+  private void requireMade(String what) {
+    if (size < 0) {
+      throw new IllegalStateException(
+          what + " of a communicator that is still initialising: awaitReady or end the group first");
+    }
   }
 
   private void throwUnusable(String operation) {
@@ -525,10 +1205,15 @@ public final class Communicator implements AutoCloseable, FailureSource {
         operation
             + where()
             + ": the communicator is "
-            + state.name().toLowerCase(java.util.Locale.ROOT));
+            + state.name().toLowerCase(Locale.ROOT)
+            + (state == State.INITIALISING ? "; awaitReady or end the group first" : ""));
   }
 
   private void check(int rc, String operation) {
+    if (rc == IN_PROGRESS) {
+      inProgress = true;
+      return;
+    }
     if (rc != 0) {
       NcclException e = NcclException.of(operation, rc, where());
       if (e.isCommunicatorFatal()) {
@@ -538,10 +1223,27 @@ public final class Communicator implements AutoCloseable, FailureSource {
     }
   }
 
+  /** In non-blocking mode nothing may follow, not even a wait for the stream, before NCCL is done. */
+  private void settleIfInProgress(String operation) {
+    if (inProgress && !NcclGroup.isActive()) {
+      inProgress = false;
+      settle(operation, Backoff.deadline(CudaStream.DEFAULT_TIMEOUT));
+    }
+  }
+
+  /** For a member of a group that ended with {@code ncclInProgress}. */
+  void settleAfterGroup() {
+    inProgress = false;
+    settle("ncclGroupEnd", Backoff.deadline(CudaStream.DEFAULT_TIMEOUT));
+  }
+
   private synchronized void fail(Throwable cause) {
-    if (state == State.READY) {
+    if (state == State.READY || state == State.INITIALISING || state == State.FINALIZING) {
       failure = cause;
       state = State.FAILED;
+      if (cause instanceof NcclException e) {
+        FailureEvent.emit(e);
+      }
     }
   }
 
@@ -557,6 +1259,188 @@ public final class Communicator implements AutoCloseable, FailureSource {
     return " on rank " + rank + " of " + size + " (" + device + ")";
   }
 
+  // ------------------------------------------------------------------ children
+
+  /**
+   * Splits ({@code ncclCommSplit}, 2.18.1): ranks of equal color make a new communicator, in the
+   * order of their keys. Collective. Blocking, the child is ready at once; in a group or non-blocking
+   * it is after the group's end or {@link #awaitReady}. This communicator stays usable.
+   *
+   * @param color not negative; ranks that want no part call {@link #leaveSplit}
+   * @param childConfig {@link CommunicatorConfig#DEFAULT} takes over this one's
+   */
+  public Communicator split(int color, int key, CommunicatorConfig childConfig) {
+    if (color < 0) {
+      throw new IllegalArgumentException(
+          "ncclCommSplit" + where() + ": color " + color + ": must not be negative");
+    }
+    return derive(
+        "ncclCommSplit",
+        childConfig,
+        (comm, out, config) -> NcclH.ncclCommSplit(comm, color, key, out, config));
+  }
+
+  /** Takes part in a split without getting a child ({@code NCCL_SPLIT_NOCOLOR}). */
+  public void leaveSplit() {
+    try (Arena scratch = Arena.ofConfined()) {
+      MemorySegment out = scratch.allocate(ADDRESS); // NCCL writes NULL during the call
+      call(
+          "ncclCommSplit",
+          comm ->
+              NcclH.ncclCommSplit(
+                  comm, NcclH.NCCL_SPLIT_NOCOLOR(), 0, out, MemorySegment.NULL));
+    }
+  }
+
+  /**
+   * A communicator without some of the ranks ({@code ncclCommShrink}, 2.27.3). Only the ranks that
+   * stay call it.
+   *
+   * @param excluded ranks that are left out, at least one, not this one
+   * @param afterFailure whether operations in flight are to be ended first ({@code
+   *     NCCL_SHRINK_ABORT}), as after a rank died; then this communicator is of no more use
+   */
+  public Communicator shrink(
+      Collection<Integer> excluded, boolean afterFailure, CommunicatorConfig childConfig) {
+    NativeLibraries.requireNccl("ncclCommShrink", "2.27.3");
+    if (excluded.isEmpty() || excluded.contains(rank)) {
+      throw new IllegalArgumentException(
+          "ncclCommShrink" + where() + ": excluded " + excluded + ": name others, not this rank");
+    }
+    excluded.forEach(r -> checkPeer("ncclCommShrink", "excluded rank", r));
+    int flags = afterFailure ? NcclH.NCCL_SHRINK_ABORT() : NcclH.NCCL_SHRINK_DEFAULT();
+    try (Arena scratch = Arena.ofConfined()) {
+      int[] list = excluded.stream().mapToInt(Integer::intValue).sorted().distinct().toArray();
+      MemorySegment ranks = scratch.allocateFrom(JAVA_INT, list);
+      return derive(
+          "ncclCommShrink",
+          childConfig,
+          (comm, out, config) ->
+              NcclH.ncclCommShrink(comm, ranks, list.length, out, config, flags));
+    }
+  }
+
+  /**
+   * The id by which new ranks join this communicator's growth ({@code ncclCommGetUniqueId}, 2.29.2);
+   * called on one rank. Serves once, and must be used up before the next is made.
+   */
+  public NcclUniqueId growthId() {
+    NativeLibraries.requireNccl("ncclCommGetUniqueId", "2.29.2");
+    try (Arena scratch = Arena.ofConfined()) {
+      MemorySegment id = scratch.allocate(NcclUniqueId.BYTES);
+      call("ncclCommGetUniqueId", comm -> NcclH.ncclCommGetUniqueId(comm, id));
+      return NcclUniqueId.fromBytes(id.toArray(JAVA_BYTE));
+    }
+  }
+
+  /**
+   * A larger communicator in which this one's ranks keep theirs ({@code ncclCommGrow}, 2.29.2).
+   * Every rank of this one calls it, while the new ranks call {@link #join}.
+   *
+   * @param newSize number of ranks of the new communicator
+   * @param id from {@link #growthId}, on the rank that made it; null on the others
+   */
+  public Communicator grow(
+      int newSize, @Nullable NcclUniqueId id, CommunicatorConfig childConfig) {
+    NativeLibraries.requireNccl("ncclCommGrow", "2.29.2");
+    if (newSize <= size) {
+      throw new IllegalArgumentException(
+          "ncclCommGrow" + where() + ": " + newSize + " ranks: must be more than " + size);
+    }
+    try (Arena scratch = Arena.ofConfined()) {
+      MemorySegment nativeId = id == null ? MemorySegment.NULL : id.toNative(scratch);
+      return derive(
+          "ncclCommGrow",
+          childConfig,
+          (comm, out, config) -> NcclH.ncclCommGrow(comm, newSize, nativeId, -1, out, config));
+    }
+  }
+
+  /**
+   * Joins a communicator that grows ({@code ncclCommGrow}, 2.29.2), as one of its new ranks.
+   *
+   * @param id from {@link #growthId} of the communicator that grows
+   * @param rank at least the size of the communicator before
+   */
+  public static Communicator join(
+      NcclUniqueId id, int newSize, int rank, CudaDevice device, CommunicatorConfig config) {
+    if (rank < 1 || rank >= newSize) {
+      throw new IllegalArgumentException(
+          "ncclCommGrow: new rank " + rank + " of " + newSize + ": comes after the old ones");
+    }
+    NativeLibraries.load();
+    NativeLibraries.requireNccl("ncclCommGrow", "2.29.2");
+    MemorySegment nativeConfig = config.toNative(Arena.ofAuto());
+    claim(id, rank);
+    Communicator created = new Communicator(rank, newSize, device, config, nativeConfig, null);
+    device.makeCurrent();
+    try (Arena scratch = Arena.ofConfined()) {
+      int rc =
+          NcclH.ncclCommGrow(
+              MemorySegment.NULL,
+              newSize,
+              id.toNative(scratch),
+              rank,
+              created.handleOut,
+              nativeConfig);
+      created.started("ncclCommGrow", rc);
+    }
+    return created;
+  }
+
+  private interface Derivation {
+    int invoke(MemorySegment comm, MemorySegment out, MemorySegment config);
+  }
+
+  private Communicator derive(
+      String operation, CommunicatorConfig childConfig, Derivation derivation) {
+    CommunicatorConfig effective = childConfig.orElse(config);
+    MemorySegment childNative =
+        effective == config ? nativeConfig : effective.toNative(Arena.ofAuto());
+    MemorySegment given = effective == config ? MemorySegment.NULL : childNative;
+    Communicator child = new Communicator(-1, -1, device, effective, childNative, this);
+    int[] rc = new int[1];
+    CommunicatorEvent event = CommunicatorEvent.started();
+    enterFor(operation);
+    try {
+      rc[0] = derivation.invoke(handle, child.handleOut, given);
+      check(rc[0], operation);
+    } finally {
+      leave();
+    }
+    inProgress = false; // the parent is busy until the child is there: awaitReady polls it
+    adopt(child);
+    child.started(operation, rc[0]);
+    event.ended(operation, child.rank, child.size, device);
+    return child;
+  }
+
+  /** Like {@link #enter(String)}, but shrinking is possible on a revoked communicator too. */
+  private void enterFor(String operation) {
+    if (operation.equals("ncclCommShrink") && state == State.REVOKED) {
+      @Nullable Thread other = claimInside(operation);
+      if (other != null) {
+        throw new IllegalStateException(operation + where() + ": another thread is inside a call");
+      }
+      device.makeCurrent();
+      return;
+    }
+    enter(operation);
+  }
+
+  /**
+   * Gives a resource that lives on this communicator to it: {@link #close} closes it before the
+   * communicator, the youngest first.
+   */
+  public synchronized void adopt(AutoCloseable child) {
+    children.add(child);
+  }
+
+  /** Takes a resource back that was closed by itself. */
+  public synchronized void disown(AutoCloseable child) {
+    children.remove(child);
+  }
+
   // ------------------------------------------------------------------ failure and end
 
   /**
@@ -567,58 +1451,78 @@ public final class Communicator implements AutoCloseable, FailureSource {
   @Override
   public void throwIfFailed() {
     State now = state;
-    if (now == State.CLOSED) {
+    if (now == State.CLOSED || now == State.INITIALISING) {
       return;
     }
-    if (now != State.READY) {
+    if (now != State.READY && now != State.FINALIZING) {
       throwUnusable("ncclCommGetAsyncError");
     }
-    int error;
-    synchronized (asyncErrorOut) {
-      if (state != State.READY) {
-        return; // ended meanwhile, by another thread
-      }
-      int rc = NcclH.ncclCommGetAsyncError(handle, asyncErrorOut);
-      check(rc, "ncclCommGetAsyncError");
-      error = asyncErrorOut.get(JAVA_INT, 0);
-    }
-    if (error != 0 && error != NcclH.ncclInProgress()) {
+    int error = pollAsyncError();
+    if (error != 0 && error != IN_PROGRESS) {
       check(error, "a collective");
     }
   }
 
   /**
-   * Gives a resource that lives on this communicator to it: {@link #close} closes it before the
-   * communicator, the youngest first.
+   * NCCL's asynchronous error as it is ({@code ncclCommGetAsyncError}): an {@code ncclResult_t}, 0
+   * where all is well, {@code ncclInProgress} while a non-blocking call is under way.
    */
-  public synchronized void adopt(AutoCloseable child) {
-    if (state != State.READY) {
-      throwUnusable("adopt");
+  public int asyncError() {
+    State now = state;
+    if (now == State.CLOSED || now == State.ABORTED || handle.address() == 0) {
+      throwUnusable("ncclCommGetAsyncError");
     }
-    children.add(child);
+    return pollAsyncError();
   }
 
-  /** Takes a resource back that was closed by itself. */
-  public synchronized void disown(AutoCloseable child) {
-    children.remove(child);
+  private int pollAsyncError() {
+    synchronized (asyncErrorOut) {
+      if (state == State.CLOSED || state == State.ABORTED) {
+        return 0; // ended meanwhile, by another thread
+      }
+      int rc = NcclH.ncclCommGetAsyncError(handle, asyncErrorOut);
+      if (rc != 0) {
+        return rc;
+      }
+      return asyncErrorOut.get(JAVA_INT, 0);
+    }
+  }
+
+  /**
+   * Ends the operations in flight on this rank and refuses new ones ({@code ncclCommRevoke},
+   * 2.28.7). The communicator can then be shrunk, aborted or closed.
+   */
+  public void revoke() {
+    NativeLibraries.requireNccl("ncclCommRevoke", "2.28.7");
+    call("ncclCommRevoke", comm -> NcclH.ncclCommRevoke(comm, NcclH.NCCL_REVOKE_DEFAULT()));
+    synchronized (this) {
+      if (state == State.READY) {
+        state = State.REVOKED;
+      }
+    }
   }
 
   /**
    * Ends all work of this communicator now ({@code ncclCommAbort}), from any thread: waiting ranks
    * see a failure. Its resources are released.
    *
-   * @throws IllegalStateException if another thread is inside a call, which NCCL does not allow
+   * @throws IllegalStateException if another thread is inside a native call, which NCCL does not
+   *     allow; a non-blocking communicator's calls return at once, so that this does not happen
    */
   public void abort() {
-    Thread other = (Thread) INSIDE.compareAndExchange(this, null, Thread.currentThread());
-    if (other != null) {
-      throw new IllegalStateException(
-          "ncclCommAbort" + where() + ": thread " + other.getName() + " is inside a call");
-    }
+    abort(null);
+  }
+
+  /** Like {@link #abort()}; later calls repeat the cause. */
+  void abort(@Nullable Throwable cause) {
+    claimForEnd("ncclCommAbort");
     try {
       synchronized (this) {
         if (state == State.CLOSED || state == State.ABORTED) {
           return;
+        }
+        if (cause != null && failure == null) {
+          failure = cause;
         }
         state = State.ABORTED;
       }
@@ -628,45 +1532,84 @@ public final class Communicator implements AutoCloseable, FailureSource {
     }
   }
 
+  private void claimForEnd(String operation) {
+    @Nullable Thread other = claimInside(operation);
+    // A poll of settle() lasts microseconds: try again before giving up.
+    for (int i = 0; other != null && i < 1000; i++) {
+      Thread.onSpinWait();
+      other = claimInside(operation);
+    }
+    if (other != null) {
+      throw new IllegalStateException(
+          operation + where() + ": thread " + other.getName() + " is inside a call");
+    }
+  }
+
+  /**
+   * Waits for the enqueued work and ends the communicator in two steps ({@code ncclCommFinalize},
+   * 2.14.3, then {@code ncclCommDestroy}). All ranks must call it.
+   *
+   * @throws DeadlineException after the timeout: call it again, or abort
+   */
+  public void finalizeAndClose(Duration timeout) {
+    long deadline = Backoff.deadline(timeout);
+    if (state != State.FINALIZING) {
+      RuntimeException trouble = closeAll(owned(), null);
+      if (trouble != null) {
+        throw trouble;
+      }
+      enter("ncclCommFinalize");
+      try {
+        check(NcclH.ncclCommFinalize(handle), "ncclCommFinalize");
+        synchronized (this) {
+          if (state == State.READY) {
+            state = State.FINALIZING;
+          }
+        }
+      } finally {
+        leave();
+      }
+    }
+    inProgress = false;
+    settle("ncclCommFinalize", deadline);
+    close();
+  }
+
+  private synchronized List<AutoCloseable> owned() {
+    return List.copyOf(children);
+  }
+
   /**
    * Waits for the enqueued work and ends the communicator ({@code ncclCommDestroy}); one that
-   * failed is aborted instead. All ranks must close. Resources that live on it are closed first.
+   * failed, was revoked or never got ready is aborted instead. All ranks must close. Resources that
+   * live on it, and communicators split from it, are closed first, the youngest first.
    */
   @Override
   public void close() {
-    Thread other = (Thread) INSIDE.compareAndExchange(this, null, Thread.currentThread());
-    if (other != null) {
-      throw new IllegalStateException(
-          "ncclCommDestroy" + where() + ": thread " + other.getName() + " is inside a call");
+    if (state == State.CLOSED || state == State.ABORTED) {
+      return;
     }
-    boolean failed;
-    List<AutoCloseable> owned;
+    RuntimeException trouble = state == State.READY ? closeAll(owned(), null) : null;
+    claimForEnd("ncclCommDestroy");
     try {
+      boolean destroy;
       synchronized (this) {
         if (state == State.CLOSED || state == State.ABORTED) {
           return;
         }
-        failed = state == State.FAILED;
-        owned = List.copyOf(children);
+        destroy = state == State.READY || state == State.FINALIZING;
+        state = State.CLOSED;
+      }
+      try {
+        release(!destroy);
+      } catch (RuntimeException e) {
+        if (trouble != null) {
+          e.addSuppressed(trouble);
+        }
+        trouble = e;
       }
     } finally {
       leave();
-    }
-    RuntimeException trouble = failed ? null : closeAll(owned, null);
-    synchronized (this) {
-      if (state == State.CLOSED || state == State.ABORTED) {
-        return;
-      }
-      failed = state == State.FAILED;
-      state = State.CLOSED;
-    }
-    try {
-      release(failed);
-    } catch (RuntimeException e) {
-      if (trouble != null) {
-        e.addSuppressed(trouble);
-      }
-      trouble = e;
     }
     if (trouble != null) {
       throw trouble;
@@ -675,15 +1618,20 @@ public final class Communicator implements AutoCloseable, FailureSource {
 
   /** The native end. Aborts first and lets the children free their memory after it, or destroys. */
   private void release(boolean abort) {
+    CommunicatorEvent event = CommunicatorEvent.started();
     device.makeCurrent();
     RuntimeException trouble = null;
+    String operation = abort ? "ncclCommAbort" : "ncclCommDestroy";
     synchronized (asyncErrorOut) { // no look at the async error of a handle that is being freed
-      int rc = abort ? NcclH.ncclCommAbort(handle) : NcclH.ncclCommDestroy(handle);
-      if (rc != 0) {
-        String operation = abort ? "ncclCommAbort" : "ncclCommDestroy";
-        trouble = NcclException.of(operation, rc, where());
+      if (handle.address() == 0) {
+        handle = handleOut.get(ADDRESS, 0);
       }
-      arena.close();
+      if (handle.address() != 0) {
+        int rc = abort ? NcclH.ncclCommAbort(handle) : NcclH.ncclCommDestroy(handle);
+        if (rc != 0 && rc != IN_PROGRESS) {
+          trouble = NcclException.of(operation, rc, where());
+        }
+      }
     }
     List<AutoCloseable> left;
     synchronized (this) {
@@ -694,6 +1642,17 @@ public final class Communicator implements AutoCloseable, FailureSource {
     for (CudaStream stream : streams) {
       stream.unwatch(this);
     }
+    @Nullable Communicator from = parent;
+    if (from != null) {
+      from.disown(this);
+    }
+    @Nullable Watchdog dog = watchdog;
+    if (dog != null) {
+      dog.stop();
+    }
+    leak.closed();
+    arena.close();
+    event.ended(operation, rank, size, device);
     if (trouble != null) {
       throw trouble;
     }

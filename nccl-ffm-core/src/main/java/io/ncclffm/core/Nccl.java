@@ -10,6 +10,7 @@ import io.ncclffm.core.internal.NativeLibraries;
 import io.ncclffm.core.internal.NativeText;
 import java.lang.foreign.Arena;
 import java.lang.foreign.MemorySegment;
+import java.time.Duration;
 import org.jspecify.annotations.Nullable;
 
 /** What is loaded, and what it can do. */
@@ -39,6 +40,42 @@ public final class Nccl {
               NativeLibraries.versionText(loaded.ncclVersion()),
               NativeLibraries.versionText(NcclH.NCCL_VERSION_CODE())),
           describeShim(loaded.shim(), out));
+    }
+  }
+
+  /** What a rank does with its communicator in {@link #run}. */
+  @FunctionalInterface
+  public interface CommunicatorTask<E extends Exception> {
+    void run(Communicator communicator) throws E;
+  }
+
+  /**
+   * Makes a communicator, runs a task with it, and ends it as befits: finalized and destroyed when
+   * the task returns, aborted when it throws, so that the other ranks learn of it instead of waiting
+   * in a destroy. (A {@code close()} cannot see the exception.)
+   *
+   * @param timeout for becoming ready and for finalizing
+   */
+  public static <E extends Exception> void run(
+      NcclUniqueId id,
+      int size,
+      int rank,
+      CudaDevice device,
+      CommunicatorConfig config,
+      Duration timeout,
+      CommunicatorTask<E> task)
+      throws E {
+    Communicator communicator = Communicator.create(id, size, rank, device, config);
+    boolean done = false;
+    try {
+      communicator.awaitReady(timeout);
+      task.run(communicator);
+      communicator.finalizeAndClose(timeout);
+      done = true;
+    } finally {
+      if (!done) {
+        communicator.abort();
+      }
     }
   }
 

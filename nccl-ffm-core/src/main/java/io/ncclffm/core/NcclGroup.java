@@ -1,9 +1,15 @@
 package io.ncclffm.core;
 
+import static java.lang.foreign.ValueLayout.JAVA_FLOAT;
+
 import io.ncclffm.core.bindings.nccl.NcclH;
+import io.ncclffm.core.bindings.nccl.ncclSimInfo_t;
 import io.ncclffm.core.internal.NativeLibraries;
+import java.lang.foreign.Arena;
+import java.lang.foreign.MemorySegment;
 import java.util.ArrayList;
 import java.util.List;
+import org.jspecify.annotations.Nullable;
 
 /**
  * Several NCCL calls as one ({@code ncclGroupStart}, {@code ncclGroupEnd}). Needed where one thread
@@ -14,69 +20,130 @@ import java.util.List;
  */
 public final class NcclGroup {
   private static final ThreadLocal<NcclGroup> CURRENT = ThreadLocal.withInitial(NcclGroup::new);
+  private static final int SIM_INFO_MAGIC = 0x74685283;
+  private static final int IN_PROGRESS = 7;
 
   private final List<Communicator> members = new ArrayList<>();
+  private final List<Communicator> pending = new ArrayList<>();
   private int depth;
 
   private NcclGroup() {}
 
   /**
    * Runs the body inside a group; the calls in it are carried out together when the outermost group
-   * ends. If the body throws, the group is ended all the same, because NCCL cannot cancel one, and
-   * the communicators used in it are failed: a half-filled group leaves ranks in disagreement.
+   * ends. Communicators made in it are initialising until then. If the body throws, the group is
+   * ended all the same, because NCCL cannot cancel one, and the communicators used in it are failed:
+   * a half-filled group leaves ranks in disagreement.
    *
    * @throws IllegalStateException on a virtual thread
    * @throws NcclException if a call or the end of the group fails
    */
   public static void run(Runnable body) {
+    enterThread("ncclGroupStart").runHere(body, null);
+  }
+
+  /**
+   * Asks how long a group would take, without carrying it out ({@code ncclGroupSimulateEnd},
+   * 2.22.3).
+   *
+   * @return NCCL's estimate in microseconds
+   */
+  public static float simulate(Runnable body) {
+    NativeLibraries.load();
+    NativeLibraries.requireNccl("ncclGroupSimulateEnd", "2.22.3");
+    NcclGroup group = enterThread("ncclGroupSimulateEnd");
+    if (group.depth > 0) {
+      throw new IllegalStateException("ncclGroupSimulateEnd inside another group");
+    }
+    try (Arena scratch = Arena.ofConfined()) {
+      MemorySegment info = ncclSimInfo_t.allocate(scratch);
+      ncclSimInfo_t.size(info, ncclSimInfo_t.sizeof());
+      ncclSimInfo_t.magic(info, SIM_INFO_MAGIC);
+      ncclSimInfo_t.version(info, NcclH.NCCL_VERSION_CODE());
+      info.set(JAVA_FLOAT, ncclSimInfo_t.estimatedTime$offset(), NcclH.NCCL_UNDEF_FLOAT());
+      group.runHere(body, info);
+      return ncclSimInfo_t.estimatedTime(info);
+    }
+  }
+
+  private static NcclGroup enterThread(String operation) {
     if (Thread.currentThread().isVirtual()) {
       throw new IllegalStateException(
-          "ncclGroupStart on a virtual thread: NCCL keeps groups per OS thread; run the group on a"
+          operation
+              + " on a virtual thread: NCCL keeps groups per OS thread; run the group on a"
               + " platform thread");
     }
     NativeLibraries.load();
-    CURRENT.get().runHere(body);
+    return CURRENT.get();
   }
 
-  private void runHere(Runnable body) {
+  private void runHere(Runnable body, @Nullable MemorySegment simulation) {
+    GroupEvent event = new GroupEvent();
+    event.begin();
     int rc = NcclH.ncclGroupStart();
     if (rc != 0) {
       throw NcclException.of("ncclGroupStart", rc, "");
     }
     depth++;
-    RuntimeException failure = null;
-    Error error = null;
+    @Nullable Throwable trouble = null;
     try {
       body.run();
-    } catch (RuntimeException e) {
-      failure = e;
-    } catch (Error e) {
-      error = e;
+    } catch (RuntimeException | Error e) {
+      trouble = e;
     }
     depth--;
-    rc = NcclH.ncclGroupEnd();
-    if (rc != 0) {
+    rc = simulation == null ? NcclH.ncclGroupEnd() : NcclH.ncclGroupSimulateEnd(simulation);
+    if (rc != 0 && rc != IN_PROGRESS) {
       NcclException end = NcclException.of("ncclGroupEnd", rc, "");
-      if (failure == null) {
-        failure = end;
+      if (trouble == null) {
+        trouble = end;
       } else {
-        failure.addSuppressed(end);
+        trouble.addSuppressed(end);
       }
     }
     if (depth == 0) {
-      if (failure != null || error != null) {
-        for (Communicator member : members) {
-          member.failedInGroup(failure != null ? failure : error);
-        }
-      }
+      trouble = end(trouble, rc == IN_PROGRESS);
+      event.communicators = members.size();
+      event.failed = trouble != null;
+      event.commit();
       members.clear();
+      pending.clear();
     }
-    if (error != null) {
+    if (trouble instanceof Error error) {
       throw error;
     }
-    if (failure != null) {
-      throw failure;
+    if (trouble != null) {
+      throw (RuntimeException) trouble;
     }
+  }
+
+  /** Tells members and new communicators how it went. */
+  private @Nullable Throwable end(@Nullable Throwable trouble, boolean inProgress) {
+    @Nullable Throwable first = trouble;
+    for (Communicator made : pending) {
+      try {
+        made.groupEnded(trouble);
+      } catch (RuntimeException e) {
+        first = first == null ? e : first;
+      }
+    }
+    for (Communicator member : members) {
+      if (trouble != null) {
+        member.failedInGroup(trouble);
+      } else if (inProgress) {
+        try {
+          member.settleAfterGroup();
+        } catch (RuntimeException e) {
+          first = first == null ? e : first;
+        }
+      }
+    }
+    return first;
+  }
+
+  /** Whether the calling thread is inside a group. */
+  static boolean isActive() {
+    return CURRENT.get().depth > 0;
   }
 
   /** Notes that the communicator takes part in the calling thread's group, if there is one. */
@@ -85,5 +152,10 @@ public final class NcclGroup {
     if (group.depth > 0 && !group.members.contains(communicator)) {
       group.members.add(communicator);
     }
+  }
+
+  /** Notes that the communicator will exist when the calling thread's group ends. */
+  static void awaits(Communicator communicator) {
+    CURRENT.get().pending.add(communicator);
   }
 }

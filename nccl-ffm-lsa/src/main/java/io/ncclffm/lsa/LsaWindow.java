@@ -1,16 +1,12 @@
 package io.ncclffm.lsa;
 
-import static java.lang.foreign.ValueLayout.ADDRESS;
-
 import io.ncclffm.core.Communicator;
 import io.ncclffm.core.DataType;
 import io.ncclffm.core.DeviceBuffer;
 import io.ncclffm.core.NcclException;
+import io.ncclffm.core.NcclWindow;
 import io.ncclffm.core.bindings.nccl.NcclH;
-import io.ncclffm.core.bindings.nccl.ncclTeam;
 import io.ncclffm.core.internal.NativeLibraries;
-import java.lang.foreign.Arena;
-import java.lang.foreign.MemorySegment;
 import java.util.Objects;
 
 /**
@@ -24,16 +20,15 @@ import java.util.Objects;
 public final class LsaWindow implements AutoCloseable {
   private final Communicator communicator;
   private final DeviceBuffer buffer;
-  private final MemorySegment handle;
-  private final MemorySegment[] bases;
+  private final NcclWindow window;
+  private final long[] bases;
   private boolean closed;
 
-  private LsaWindow(
-      Communicator communicator, DeviceBuffer buffer, MemorySegment handle, MemorySegment[] bases) {
+  private LsaWindow(Communicator communicator, DeviceBuffer buffer, NcclWindow window) {
     this.communicator = communicator;
     this.buffer = buffer;
-    this.handle = handle;
-    this.bases = bases;
+    this.window = window;
+    this.bases = new long[communicator.size()];
   }
 
   /**
@@ -53,9 +48,10 @@ public final class LsaWindow implements AutoCloseable {
         DeviceBuffer.allocateForWindow(communicator.device(), DataType.UINT8, bytes);
     try {
       zero(buffer);
-      MemorySegment handle = register(communicator, buffer);
-      LsaWindow window =
-          new LsaWindow(communicator, buffer, handle, new MemorySegment[communicator.size()]);
+      NcclWindow registered =
+          communicator.registerWindow(buffer, NcclWindow.Flag.COLLECTIVE_SYMMETRIC);
+      communicator.disown(registered); // closed by this object from now on, before its memory
+      LsaWindow window = new LsaWindow(communicator, buffer, registered);
       communicator.adopt(window);
       window.collectAddresses();
       return window;
@@ -82,53 +78,24 @@ public final class LsaWindow implements AutoCloseable {
     }
   }
 
-  private static MemorySegment register(Communicator communicator, DeviceBuffer buffer) {
-    try (Arena arena = Arena.ofConfined()) {
-      MemorySegment out = arena.allocate(ADDRESS);
-      communicator.call(
-          "ncclCommWindowRegister",
-          comm ->
-              NcclH.ncclCommWindowRegister(
-                  comm, buffer.address(0), buffer.bytes(), out, NcclH.NCCL_WIN_COLL_SYMMETRIC()));
-      MemorySegment handle = out.get(ADDRESS, 0);
-      if (handle.address() == 0) {
-        // NCCL reports success and no window where symmetric memory is not supported.
-        throw new NcclException(
-            "ncclCommWindowRegister",
-            NcclH.ncclInvalidUsage(),
-            " on " + communicator,
-            "the library returned no window: the ranks cannot address one another's memory");
-      }
-      return handle;
-    }
-  }
-
   private void collectAddresses() {
     int self = communicator.rank();
-    bases[self] = buffer.address(0);
+    bases[self] = buffer.address(0).address();
     if (communicator.size() == 1) {
       return;
     }
-    try (Arena arena = Arena.ofConfined()) {
-      MemorySegment team = NcclH.ncclTeamLsa(arena, communicator.handle());
-      int lsaSize = ncclTeam.nRanks(team);
-      if (lsaSize != communicator.size()) {
-        throw new NcclException(
-            "ncclTeamLsa",
-            NcclH.ncclInvalidUsage(),
-            " on " + communicator,
-            "only " + lsaSize + " of the ranks can address one another's memory");
-      }
-      MemorySegment out = arena.allocate(ADDRESS);
-      for (int r = 0; r < communicator.size(); r++) {
-        if (r == self) {
-          continue;
-        }
-        int lsaRank = r; // one LSA team: the team's ranks are the communicator's
-        communicator.call(
-            "ncclGetLsaDevicePointer",
-            comm -> NcclH.ncclGetLsaDevicePointer(handle, 0, lsaRank, out));
-        bases[r] = out.get(ADDRESS, 0);
+    int lsaSize = communicator.teamLsa().size();
+    if (lsaSize != communicator.size()) {
+      throw new NcclException(
+          "ncclTeamLsa",
+          NcclH.ncclInvalidUsage(),
+          " on " + communicator,
+          "only " + lsaSize + " of the ranks can address one another's memory");
+    }
+    for (int r = 0; r < bases.length; r++) {
+      if (r != self) {
+        // One LSA team: the team's ranks are the communicator's.
+        bases[r] = window.lsaPointer(r, 0).address();
       }
     }
   }
@@ -157,7 +124,7 @@ public final class LsaWindow implements AutoCloseable {
     }
     Objects.checkIndex(rank, bases.length);
     Objects.checkFromIndexSize(offset, length, bytes());
-    return bases[rank].address() + offset;
+    return bases[rank] + offset;
   }
 
   /** Deregisters ({@code ncclCommWindowDeregister}) and frees the memory. Collective. */
@@ -169,10 +136,7 @@ public final class LsaWindow implements AutoCloseable {
     closed = true;
     communicator.disown(this);
     try {
-      if (communicator.state() == Communicator.State.READY) {
-        communicator.call(
-            "ncclCommWindowDeregister", comm -> NcclH.ncclCommWindowDeregister(comm, handle));
-      }
+      window.close();
     } finally {
       buffer.close();
     }
