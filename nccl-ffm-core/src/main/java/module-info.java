@@ -11,7 +11,6 @@ module io.ncclffm.core {
   requires jdk.jfr;
 
   exports io.ncclffm.core;
-  exports io.ncclffm.core.bootstrap;
   exports io.ncclffm.core.bindings.cudart;
   exports io.ncclffm.core.bindings.nccl;
   exports io.ncclffm.core.bindings.shim;

@@ -16,6 +16,9 @@ import java.util.concurrent.TimeUnit;
  * closing ends it, whatever it does.
  */
 final class ChildJvm implements AutoCloseable {
+  /** The output of a process that has ended is at hand. */
+  private static final long READER_MILLIS = 10_000;
+
   /** How to start one: by default with this JVM's properties of the library and its environment. */
   static final class Setup {
     private final Class<?> main;
@@ -152,7 +155,9 @@ final class ChildJvm implements AutoCloseable {
     }
   }
 
+  /** Kills it and what it started, which would hold the pipe of its output open. */
   void kill() {
+    process.descendants().forEach(ProcessHandle::destroyForcibly);
     process.destroyForcibly();
   }
 
@@ -160,10 +165,10 @@ final class ChildJvm implements AutoCloseable {
   int exitStatus(Duration timeout) throws InterruptedException {
     if (!process.waitFor(timeout.toMillis(), TimeUnit.MILLISECONDS)) {
       kill();
-      reader.join();
+      reader.join(READER_MILLIS);
       throw new AssertionError("the child did not end within " + timeout + ":\n" + output());
     }
-    reader.join();
+    reader.join(READER_MILLIS);
     return process.exitValue();
   }
 
@@ -171,8 +176,8 @@ final class ChildJvm implements AutoCloseable {
   public void close() {
     kill();
     try {
-      process.waitFor();
-      reader.join();
+      process.waitFor(READER_MILLIS, TimeUnit.MILLISECONDS);
+      reader.join(READER_MILLIS);
     } catch (InterruptedException e) {
       Thread.currentThread().interrupt();
     }

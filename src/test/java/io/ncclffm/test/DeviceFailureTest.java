@@ -45,6 +45,35 @@ class DeviceFailureTest {
   }
 
   @Test
+  void exceptionOfOneRankEndsTheOthersWaitInAKernelAndTheProcessGoesOn() {
+    CyclicBarrier barrier = new CyclicBarrier(RANKS);
+    try (LocalWorld world = TestRanks.open(RANKS);
+        RankBuffers buffers = RankBuffers.allocate(world, DataType.FLOAT32, 3)) {
+      IllegalStateException thrown =
+          assertThrows(
+              IllegalStateException.class,
+              () ->
+                  world.run(
+                      rank -> {
+                        DeviceBuffer x = buffers.of(rank);
+                        DeviceCommunicator comm =
+                            DeviceCommunicator.create(rank.communicator(), LONG);
+                        assertAllReduces(comm, x, rank);
+                        await(barrier);
+                        if (rank.rank() == 0) {
+                          throw new IllegalStateException("rank 0 gives up");
+                        }
+                        comm.allReduce(x, x, ReduceOp.SUM, rank.stream());
+                        rank.stream().synchronize(LONG);
+                      }));
+      assertEquals("rank 0 gives up", thrown.getMessage());
+    }
+    try (LocalWorld again = TestRanks.open(RANKS)) {
+      TestRanks.assertWorks(again);
+    }
+  }
+
+  @Test
   void rankThatDoesNotLaunchIsNamedAndANewCommunicatorWorks() {
     CyclicBarrier barrier = new CyclicBarrier(RANKS);
     try (LocalWorld world = TestRanks.open(RANKS);

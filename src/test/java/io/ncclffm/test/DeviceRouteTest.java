@@ -261,12 +261,19 @@ class DeviceRouteTest {
                     IllegalArgumentException.class,
                     () -> comm.allReduce(x, i, ReduceOp.SUM, rank.stream())),
                 "differ in type");
-            assertThrows(
-                IndexOutOfBoundsException.class,
-                () -> comm.allReduce(x, 1, x, 1, 8, ReduceOp.SUM, rank.stream()));
-            assertThrows(
-                IndexOutOfBoundsException.class,
-                () -> comm.allReduce(x, 0, x, 0, -1, ReduceOp.SUM, rank.stream()));
+            Messages.assertNames(
+                assertThrows(
+                    IllegalArgumentException.class,
+                    () -> comm.allReduce(x, 1, x, 1, 8, ReduceOp.SUM, rank.stream())),
+                "ncclFfmAllReduce",
+                "8 elements from offset 1",
+                x.toString());
+            Messages.assertNames(
+                assertThrows(
+                    IllegalArgumentException.class,
+                    () -> comm.allReduce(x, 0, x, 0, -1, ReduceOp.SUM, rank.stream())),
+                "ncclFfmAllReduce",
+                "-1 elements");
             Messages.assertNames(
                 assertThrows(
                     RuntimeException.class,
@@ -275,8 +282,9 @@ class DeviceRouteTest {
                 "disjoint");
             Messages.assertNames(
                 assertThrows(
-                    NullPointerException.class, () -> comm.allReduce(x, x, ReduceOp.SUM, null)),
-                "stream");
+                    IllegalArgumentException.class, () -> comm.allReduce(x, x, ReduceOp.SUM, null)),
+                "ncclFfmAllReduce",
+                "stream is null");
             Messages.assertNames(
                 assertThrows(
                     IllegalArgumentException.class,

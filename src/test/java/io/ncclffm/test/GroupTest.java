@@ -8,12 +8,17 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import io.ncclffm.core.Communicator;
+import io.ncclffm.core.CudaDevice;
 import io.ncclffm.core.CudaStream;
 import io.ncclffm.core.DataType;
 import io.ncclffm.core.LocalWorld;
 import io.ncclffm.core.NcclException;
 import io.ncclffm.core.NcclGroup;
+import io.ncclffm.core.NcclUniqueId;
 import io.ncclffm.core.ReduceOp;
+import io.ncclffm.lsa.LsaWindow;
+import java.time.Duration;
+import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.atomic.AtomicReference;
 import java.util.stream.IntStream;
@@ -43,6 +48,49 @@ class GroupTest {
           });
     }
     assertArrayEquals(new int[][] {{11}, {10}}, received);
+  }
+
+  @Test
+  void communicatorsMadeInAGroupAreReadyWhenItEnds() {
+    NcclUniqueId id = NcclUniqueId.create();
+    List<Communicator> made = new ArrayList<>();
+    NcclGroup.run(
+        () -> {
+          for (int r = 0; r < RANKS; r++) {
+            CudaDevice device = new CudaDevice(r % CudaDevice.count());
+            Communicator communicator = Communicator.create(id, RANKS, r, device);
+            made.add(communicator);
+            assertEquals(Communicator.State.INITIALISING, communicator.state());
+            assertThrows(
+                IllegalStateException.class, () -> communicator.awaitReady(Duration.ofSeconds(1)));
+          }
+        });
+    for (int r = 0; r < RANKS; r++) {
+      assertEquals(Communicator.State.READY, made.get(r).state());
+      assertEquals(r, made.get(r).rank());
+    }
+    made.forEach(Communicator::close);
+  }
+
+  @Test
+  void endingAndRegisteringInsideAGroupIsRefused() {
+    try (LocalWorld world = TestRanks.open(RANKS)) {
+      world.run(
+          rank ->
+              NcclGroup.run(
+                  () -> {
+                    Communicator communicator = rank.communicator();
+                    for (Runnable call :
+                        List.<Runnable>of(
+                            communicator::close,
+                            communicator::abort,
+                            () -> LsaWindow.create(communicator, 4096))) {
+                      Messages.assertNames(
+                          assertThrows(IllegalStateException.class, call::run), "group");
+                    }
+                  }));
+      TestRanks.assertWorks(world);
+    }
   }
 
   @Test

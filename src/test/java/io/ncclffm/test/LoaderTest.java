@@ -62,7 +62,7 @@ class LoaderTest {
   }
 
   @ParameterizedTest
-  @CsvSource({"cuda,cudart", "cuda,nccl", "cuda,shim", "cpu,shim"})
+  @CsvSource({"cuda,cudart", "cuda,nccl", "cuda,shim", "cpu,shim", "auto,cudart", "auto,nccl"})
   void fileThatDoesNotExist(String backend, String library) throws Exception {
     Path missing = folder.resolve("no-such-library.so");
     String property = "ncclffm." + library;

@@ -13,6 +13,7 @@ import java.io.IOException;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.concurrent.CopyOnWriteArrayList;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicBoolean;
 
@@ -86,12 +87,12 @@ public final class Demo {
   private static boolean runProcesses(int ranks, long maxBytes) throws Exception {
     DeviceSharing.prepare(ranks, 1);
     NcclUniqueId id = NcclUniqueId.create();
-    List<Process> others = new ArrayList<>();
+    List<Process> others = new CopyOnWriteArrayList<>();
     try {
       for (int r = 1; r < ranks; r++) {
         Process other = start(r, ranks, maxBytes, id);
         others.add(other);
-        other.onExit().thenAccept(Demo::giveUpIfFailed);
+        other.onExit().thenAccept(ended -> giveUpIfFailed(ended, others));
       }
       printHeader(ranks, "processes");
       boolean passed = runRank(id, ranks, 0, maxBytes);
@@ -107,8 +108,9 @@ public final class Demo {
   }
 
   /** This rank may be waiting inside NCCL for one that will not come, where nothing can wake it. */
-  private static void giveUpIfFailed(Process other) {
+  private static void giveUpIfFailed(Process other, List<Process> all) {
     if (other.exitValue() != 0) {
+      all.forEach(Process::destroyForcibly);
       System.err.println("a rank ended with status " + other.exitValue() + "\n\nFAIL");
       Runtime.getRuntime().halt(1);
     }

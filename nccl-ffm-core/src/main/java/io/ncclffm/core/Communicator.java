@@ -22,7 +22,6 @@ import java.util.LinkedHashSet;
 import java.util.List;
 import java.util.Locale;
 import java.util.Map;
-import java.util.Objects;
 import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
 import org.jspecify.annotations.Nullable;
@@ -58,11 +57,13 @@ public final class Communicator implements AutoCloseable, FailureSource {
   private static final Map<NcclUniqueId, BitSet> USED_IDS = new ConcurrentHashMap<>();
   private static final int FIRST_NCCL_WITH_FLOAT8 = 22403;
   private static final int IN_PROGRESS = 7;
+  private static final Duration KERNELS_END_WITHIN = Duration.ofSeconds(1);
+  private static final Duration STREAMS_STILL_WITHIN = Duration.ofSeconds(10);
+  private static final System.Logger LOG = System.getLogger("io.ncclffm");
 
   static {
     try {
-      INSIDE =
-          MethodHandles.lookup().findVarHandle(Communicator.class, "inside", Thread.class);
+      INSIDE = MethodHandles.lookup().findVarHandle(Communicator.class, "inside", Thread.class);
     } catch (ReflectiveOperationException e) {
       throw new ExceptionInInitializerError(e);
     }
@@ -91,6 +92,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
   private boolean inProgress;
   private @Nullable CudaStream lastStream;
   private @Nullable Thread inside;
+  private int depth; // how often that thread is inside; touched by it alone
 
   private Communicator(
       int rank,
@@ -136,11 +138,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
    *     DeviceSharing}
    */
   public static Communicator create(
-      List<NcclUniqueId> ids,
-      int size,
-      int rank,
-      CudaDevice device,
-      CommunicatorConfig config) {
+      List<NcclUniqueId> ids, int size, int rank, CudaDevice device, CommunicatorConfig config) {
     if (ids.isEmpty()) {
       throw new IllegalArgumentException("ncclCommInitRank: no unique id");
     }
@@ -153,7 +151,8 @@ public final class Communicator implements AutoCloseable, FailureSource {
       NativeLibraries.requireNccl("ncclCommInitRankScalable", "2.23.4");
     }
     MemorySegment nativeConfig = config.toNative(Arena.ofAuto());
-    ids.forEach(id -> claim(id, rank));
+    device.makeCurrent(); // before an id is used up
+    ids.forEach(id -> claimId(id, rank));
     Communicator created = new Communicator(rank, size, device, config, nativeConfig, null);
     device.makeCurrent();
     CommunicatorEvent event = CommunicatorEvent.started();
@@ -236,7 +235,10 @@ public final class Communicator implements AutoCloseable, FailureSource {
     if (made.address() == 0) {
       NcclException e =
           new NcclException(
-              "communicator", NcclH.ncclInternalError(), where(), "NCCL reported success but made none");
+              "communicator",
+              NcclH.ncclInternalError(),
+              where(),
+              "NCCL reported success but made none");
       fail(e);
       throw e;
     }
@@ -306,13 +308,15 @@ public final class Communicator implements AutoCloseable, FailureSource {
     }
   }
 
-  /** Polls until NCCL is not in progress on this communicator; other threads may abort meanwhile. */
+  /**
+   * Polls until NCCL is not in progress on this communicator; other threads may abort meanwhile.
+   */
   private void settle(String operation, long deadline) {
     settling = Thread.currentThread();
     try {
       for (int round = 0; ; round++) {
         int error;
-        if (claimInside(operation) == null) {
+        if (claim() == null) {
           try {
             if (state != State.READY && state != State.INITIALISING && state != State.FINALIZING) {
               throwUnusable(operation);
@@ -333,7 +337,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
     }
   }
 
-  private static void claim(NcclUniqueId id, int rank) {
+  private static void claimId(NcclUniqueId id, int rank) {
     BitSet ranks = USED_IDS.computeIfAbsent(id, key -> new BitSet());
     synchronized (ranks) {
       if (ranks.get(rank)) {
@@ -660,8 +664,8 @@ public final class Communicator implements AutoCloseable, FailureSource {
       checkTypes("ncclAlltoAll", send, recv);
       int rc =
           NcclH.ncclAlltoAll(
-              part("ncclAlltoAll", send, sendOffset, times("ncclAlltoAll", count)),
-              part("ncclAlltoAll", recv, recvOffset, times("ncclAlltoAll", count)),
+              send.address("ncclAlltoAll", sendOffset, times("ncclAlltoAll", count)),
+              recv.address("ncclAlltoAll", recvOffset, times("ncclAlltoAll", count)),
               count,
               send.type().ncclValue(),
               handle,
@@ -702,8 +706,8 @@ public final class Communicator implements AutoCloseable, FailureSource {
       long recvCount = rank == root ? times("ncclGather", sendCount) : 0;
       int rc =
           NcclH.ncclGather(
-              part("ncclGather", send, sendOffset, sendCount),
-              part("ncclGather", recv, recvOffset, recvCount),
+              send.address("ncclGather", sendOffset, sendCount),
+              recv.address("ncclGather", recvOffset, recvCount),
               sendCount,
               send.type().ncclValue(),
               root,
@@ -745,8 +749,8 @@ public final class Communicator implements AutoCloseable, FailureSource {
       long sendCount = rank == root ? times("ncclScatter", recvCount) : 0;
       int rc =
           NcclH.ncclScatter(
-              part("ncclScatter", send, sendOffset, sendCount),
-              part("ncclScatter", recv, recvOffset, recvCount),
+              send.address("ncclScatter", sendOffset, sendCount),
+              recv.address("ncclScatter", recvOffset, recvCount),
               recvCount,
               send.type().ncclValue(),
               root,
@@ -763,8 +767,8 @@ public final class Communicator implements AutoCloseable, FailureSource {
   // ------------------------------------------------------------------ one-sided
 
   /**
-   * Writes into a peer's window and then signals it ({@code ncclPutSignal}, 2.29.2). When the peer's
-   * {@link #waitSignal} returns, the data is there.
+   * Writes into a peer's window and then signals it ({@code ncclPutSignal}, 2.29.2). When the
+   * peer's {@link #waitSignal} returns, the data is there.
    *
    * @param local memory of a window or registered with the communicator
    * @param target the window, registered by all ranks; the peer's part of it is written
@@ -786,7 +790,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
       target.checkTarget(this, targetOffset, count * local.type().bytes());
       int rc =
           NcclH.ncclPutSignal(
-              part("ncclPutSignal", local, offset, count),
+              local.address("ncclPutSignal", offset, count),
               count,
               local.type().ncclValue(),
               peer,
@@ -865,8 +869,8 @@ public final class Communicator implements AutoCloseable, FailureSource {
    * Registers a buffer of {@link DeviceBuffer#allocateForWindow} on every rank as a window ({@code
    * ncclCommWindowRegister}, 2.27.3). Collective. Not in a group.
    *
-   * @throws NcclException also where the library reports success without a window, as it does if the
-   *     ranks cannot address one another's memory
+   * @throws NcclException also where the library reports success without a window, as it does if
+   *     the ranks cannot address one another's memory
    */
   public NcclWindow registerWindow(DeviceBuffer buffer, NcclWindow.Flag... flags) {
     return NcclWindow.register(this, buffer, flags);
@@ -901,8 +905,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
       MemorySegment out = scratch.allocate(JAVA_INT);
       call(
           "ncclRedOpCreatePreMulSum",
-          comm ->
-              NcclH.ncclRedOpCreatePreMulSum(out, scalar, type.ncclValue(), residence, comm));
+          comm -> NcclH.ncclRedOpCreatePreMulSum(out, scalar, type.ncclValue(), residence, comm));
       ReduceOp op = new ReduceOp("premulsum", out.get(JAVA_INT, 0), this, type);
       adopt(op);
       return op;
@@ -1066,15 +1069,25 @@ public final class Communicator implements AutoCloseable, FailureSource {
       String operation, DeviceBuffer send, long sendCount, DeviceBuffer recv, long recvCount) {
     if (sendCount != recvCount) {
       throw new IllegalArgumentException(
-          operation + " with " + size + " ranks: the lengths of send " + send + " and recv " + recv
-              + " do not match");
+          operation
+              + " with "
+              + size
+              + " ranks: the lengths of send "
+              + send
+              + " and recv "
+              + recv
+              + " do not match: "
+              + sendCount
+              + " and "
+              + recvCount
+              + " elements; see the method's shapes, or pass offsets and a count");
     }
   }
 
   private void checkTypes(String operation, DeviceBuffer send, DeviceBuffer recv) {
     if (send.type() != recv.type()) {
       throw new IllegalArgumentException(
-          operation + ": send " + send + " and recv " + recv + " differ in type");
+          operation + ": send " + send + " and recv " + recv + " differ in type; take one type");
     }
     checkBuffer(operation, send);
     checkBuffer(operation, recv);
@@ -1083,7 +1096,11 @@ public final class Communicator implements AutoCloseable, FailureSource {
   private void checkBuffer(String operation, DeviceBuffer buffer) {
     if (buffer.device().ordinal() != device.ordinal()) {
       throw new IllegalArgumentException(
-          operation + where() + ": the " + buffer + " is on another device");
+          operation
+              + where()
+              + ": the "
+              + buffer
+              + " is on another device; allocate it on the communicator's");
     }
     if (buffer.type().ncclValue() >= DataType.FLOAT8_E4M3.ncclValue()
         && NativeLibraries.load().ncclVersion() < FIRST_NCCL_WITH_FLOAT8) {
@@ -1134,10 +1151,15 @@ public final class Communicator implements AutoCloseable, FailureSource {
       }
       if (stream.device().ordinal() != device.ordinal()) {
         throw new IllegalArgumentException(
-            operation + where() + ": the " + stream + " belongs to another device");
+            operation
+                + where()
+                + ": the "
+                + stream
+                + " belongs to another device; make one on the communicator's");
       }
       stream.handle(operation);
       if (stream != lastStream) {
+        streams.removeIf(CudaStream::isClosed);
         stream.watch(this);
         streams.add(stream);
         lastStream = stream;
@@ -1149,7 +1171,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
   }
 
   private void enter(String operation) {
-    @Nullable Thread other = claimInside(operation);
+    @Nullable Thread other = claim();
     @Nullable Thread waiting = settling;
     if (other == null && waiting != null && waiting != Thread.currentThread()) {
       leave();
@@ -1175,19 +1197,60 @@ public final class Communicator implements AutoCloseable, FailureSource {
     }
   }
 
-  /** Null if the calling thread is inside now, else the thread that is. */
-  private @Nullable Thread claimInside(String operation) {
-    return (Thread) INSIDE.compareAndExchange(this, null, Thread.currentThread());
+  /**
+   * Makes the calling thread the one that is inside, also if it is already: a group holds its
+   * members until it has ended, and a close holds the communicator while its resources use it.
+   *
+   * @return null, or the thread that is inside
+   */
+  private @Nullable Thread claim() {
+    Thread me = Thread.currentThread();
+    if ((Thread) INSIDE.getAcquire(this) != me) {
+      Thread other = (Thread) INSIDE.compareAndExchange(this, null, me);
+      if (other != null) {
+        return other;
+      }
+    }
+    depth++;
+    return null;
   }
 
   private void leave() {
-    INSIDE.setRelease(this, (Thread) null);
+    if (--depth == 0) {
+      INSIDE.setRelease(this, (Thread) null);
+    }
+  }
+
+  /** The calling thread, which is inside, stays so until its group has ended. */
+  void holdForGroup() {
+    depth++;
+  }
+
+  void releaseAfterGroup() {
+    leave();
+  }
+
+  /**
+   * For code that launches kernels of its own for this communicator: enters as every call here does
+   * (one thread at a time, ready, its device current), until {@link #end}.
+   *
+   * @param stream of the communicator's device; its {@link CudaStream#synchronize} will report this
+   *     communicator's failures
+   */
+  public void begin(String operation, @Nullable CudaStream stream) {
+    enter(operation, stream);
+  }
+
+  /** Ends {@link #begin}. */
+  public void end() {
+    leave();
   }
 
   private void requireMade(String what) {
     if (size < 0) {
       throw new IllegalStateException(
-          what + " of a communicator that is still initialising: awaitReady or end the group first");
+          what
+              + " of a communicator that is still initialising: awaitReady or end the group first");
     }
   }
 
@@ -1223,7 +1286,9 @@ public final class Communicator implements AutoCloseable, FailureSource {
     }
   }
 
-  /** In non-blocking mode nothing may follow, not even a wait for the stream, before NCCL is done. */
+  /**
+   * In non-blocking mode nothing may follow, not even a wait for the stream, before NCCL is done.
+   */
   private void settleIfInProgress(String operation) {
     if (inProgress && !NcclGroup.isActive()) {
       inProgress = false;
@@ -1263,8 +1328,9 @@ public final class Communicator implements AutoCloseable, FailureSource {
 
   /**
    * Splits ({@code ncclCommSplit}, 2.18.1): ranks of equal color make a new communicator, in the
-   * order of their keys. Collective. Blocking, the child is ready at once; in a group or non-blocking
-   * it is after the group's end or {@link #awaitReady}. This communicator stays usable.
+   * order of their keys. Collective. Blocking, the child is ready at once; in a group or
+   * non-blocking it is after the group's end or {@link #awaitReady}. This communicator stays
+   * usable.
    *
    * @param color not negative; ranks that want no part call {@link #leaveSplit}
    * @param childConfig {@link CommunicatorConfig#DEFAULT} takes over this one's
@@ -1287,8 +1353,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
       call(
           "ncclCommSplit",
           comm ->
-              NcclH.ncclCommSplit(
-                  comm, NcclH.NCCL_SPLIT_NOCOLOR(), 0, out, MemorySegment.NULL));
+              NcclH.ncclCommSplit(comm, NcclH.NCCL_SPLIT_NOCOLOR(), 0, out, MemorySegment.NULL));
     }
   }
 
@@ -1321,8 +1386,8 @@ public final class Communicator implements AutoCloseable, FailureSource {
   }
 
   /**
-   * The id by which new ranks join this communicator's growth ({@code ncclCommGetUniqueId}, 2.29.2);
-   * called on one rank. Serves once, and must be used up before the next is made.
+   * The id by which new ranks join this communicator's growth ({@code ncclCommGetUniqueId},
+   * 2.29.2); called on one rank. Serves once, and must be used up before the next is made.
    */
   public NcclUniqueId growthId() {
     NativeLibraries.requireNccl("ncclCommGetUniqueId", "2.29.2");
@@ -1340,8 +1405,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
    * @param newSize number of ranks of the new communicator
    * @param id from {@link #growthId}, on the rank that made it; null on the others
    */
-  public Communicator grow(
-      int newSize, @Nullable NcclUniqueId id, CommunicatorConfig childConfig) {
+  public Communicator grow(int newSize, @Nullable NcclUniqueId id, CommunicatorConfig childConfig) {
     NativeLibraries.requireNccl("ncclCommGrow", "2.29.2");
     if (newSize <= size) {
       throw new IllegalArgumentException(
@@ -1371,7 +1435,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
     NativeLibraries.load();
     NativeLibraries.requireNccl("ncclCommGrow", "2.29.2");
     MemorySegment nativeConfig = config.toNative(Arena.ofAuto());
-    claim(id, rank);
+    claimId(id, rank);
     Communicator created = new Communicator(rank, newSize, device, config, nativeConfig, null);
     device.makeCurrent();
     try (Arena scratch = Arena.ofConfined()) {
@@ -1418,7 +1482,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
   /** Like {@link #enter(String)}, but shrinking is possible on a revoked communicator too. */
   private void enterFor(String operation) {
     if (operation.equals("ncclCommShrink") && state == State.REVOKED) {
-      @Nullable Thread other = claimInside(operation);
+      @Nullable Thread other = claim();
       if (other != null) {
         throw new IllegalStateException(operation + where() + ": another thread is inside a call");
       }
@@ -1459,7 +1523,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
     }
     int error = pollAsyncError();
     if (error != 0 && error != IN_PROGRESS) {
-      check(error, "a collective");
+      check(error, "ncclCommGetAsyncError");
     }
   }
 
@@ -1518,7 +1582,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
     claimForEnd("ncclCommAbort");
     try {
       synchronized (this) {
-        if (state == State.CLOSED || state == State.ABORTED) {
+        if (hasEnded()) {
           return;
         }
         if (cause != null && failure == null) {
@@ -1532,12 +1596,20 @@ public final class Communicator implements AutoCloseable, FailureSource {
     }
   }
 
+  private boolean hasEnded() {
+    State now = state;
+    return now == State.CLOSED || now == State.ABORTED;
+  }
+
   private void claimForEnd(String operation) {
-    @Nullable Thread other = claimInside(operation);
+    if (NcclGroup.isActive()) {
+      throw new IllegalStateException(operation + where() + " inside a group: end the group first");
+    }
+    @Nullable Thread other = claim();
     // A poll of settle() lasts microseconds: try again before giving up.
     for (int i = 0; other != null && i < 1000; i++) {
       Thread.onSpinWait();
-      other = claimInside(operation);
+      other = claim();
     }
     if (other != null) {
       throw new IllegalStateException(
@@ -1554,7 +1626,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
   public void finalizeAndClose(Duration timeout) {
     long deadline = Backoff.deadline(timeout);
     if (state != State.FINALIZING) {
-      RuntimeException trouble = closeAll(owned(), null);
+      RuntimeException trouble = closeAll(takeChildren(), null);
       if (trouble != null) {
         throw trouble;
       }
@@ -1575,10 +1647,6 @@ public final class Communicator implements AutoCloseable, FailureSource {
     close();
   }
 
-  private synchronized List<AutoCloseable> owned() {
-    return List.copyOf(children);
-  }
-
   /**
    * Waits for the enqueued work and ends the communicator ({@code ncclCommDestroy}); one that
    * failed, was revoked or never got ready is aborted instead. All ranks must close. Resources that
@@ -1586,17 +1654,20 @@ public final class Communicator implements AutoCloseable, FailureSource {
    */
   @Override
   public void close() {
-    if (state == State.CLOSED || state == State.ABORTED) {
+    if (hasEnded()) {
       return;
     }
-    RuntimeException trouble = state == State.READY ? closeAll(owned(), null) : null;
     claimForEnd("ncclCommDestroy");
     try {
+      if (hasEnded()) {
+        return;
+      }
+      RuntimeException trouble = null;
+      if (state == State.READY && !hasFailedQuietly()) {
+        trouble = closeAll(takeChildren(), null);
+      }
       boolean destroy;
       synchronized (this) {
-        if (state == State.CLOSED || state == State.ABORTED) {
-          return;
-        }
         destroy = state == State.READY || state == State.FINALIZING;
         state = State.CLOSED;
       }
@@ -1608,19 +1679,43 @@ public final class Communicator implements AutoCloseable, FailureSource {
         }
         trouble = e;
       }
+      if (trouble != null) {
+        throw trouble;
+      }
     } finally {
       leave();
     }
-    if (trouble != null) {
-      throw trouble;
+  }
+
+  /** A destroy would wait for a peer that died; after this look the communicator is aborted. */
+  private boolean hasFailedQuietly() {
+    try {
+      throwIfFailed();
+      return false;
+    } catch (NcclException e) {
+      return true;
     }
   }
 
-  /** The native end. Aborts first and lets the children free their memory after it, or destroys. */
+  private synchronized List<AutoCloseable> takeChildren() {
+    List<AutoCloseable> owned = List.copyOf(children);
+    children.clear();
+    return owned;
+  }
+
+  /**
+   * The native end. An abort comes in the order that lets no kernel touch memory that is gone: the
+   * kernels of the resources are told, given time, then NCCL ends its own, and the memory is freed
+   * when the streams are still.
+   */
   private void release(boolean abort) {
     CommunicatorEvent event = CommunicatorEvent.started();
     device.makeCurrent();
     RuntimeException trouble = null;
+    List<AutoCloseable> left = takeChildren();
+    if (abort && abortKernels(left)) {
+      areStreamsStill(KERNELS_END_WITHIN); // those behind a stuck one of NCCL's end after the abort
+    }
     String operation = abort ? "ncclCommAbort" : "ncclCommDestroy";
     synchronized (asyncErrorOut) { // no look at the async error of a handle that is being freed
       if (handle.address() == 0) {
@@ -1633,12 +1728,16 @@ public final class Communicator implements AutoCloseable, FailureSource {
         }
       }
     }
-    List<AutoCloseable> left;
-    synchronized (this) {
-      left = List.copyOf(children);
-      children.clear();
+    if (left.isEmpty() || areStreamsStill(STREAMS_STILL_WITHIN)) {
+      trouble = closeAll(left, trouble);
+    } else {
+      LOG.log(
+          System.Logger.Level.WARNING,
+          "nccl-ffm: {0}: device work did not end after {1}; the memory of {2} resources stays taken",
+          this,
+          operation,
+          left.size());
     }
-    trouble = closeAll(left, trouble);
     for (CudaStream stream : streams) {
       stream.unwatch(this);
     }
@@ -1655,6 +1754,31 @@ public final class Communicator implements AutoCloseable, FailureSource {
     event.ended(operation, rank, size, device);
     if (trouble != null) {
       throw trouble;
+    }
+  }
+
+  private static boolean abortKernels(List<AutoCloseable> resources) {
+    boolean any = false;
+    for (AutoCloseable resource : resources) {
+      if (resource instanceof AbortableResource abortable) {
+        abortable.abort();
+        any = true;
+      }
+    }
+    return any;
+  }
+
+  private boolean areStreamsStill(Duration within) {
+    long deadline = Backoff.deadline(within);
+    try {
+      for (CudaStream stream : streams) {
+        for (int round = 0; !stream.isStill(); round++) {
+          Backoff.pause(round, deadline, "device work of " + this);
+        }
+      }
+      return true;
+    } catch (DeadlineException e) {
+      return false;
     }
   }
 

@@ -159,7 +159,8 @@ public final class CommunicatorConfig {
   @Override
   public String toString() {
     StringBuilder text = new StringBuilder("CommunicatorConfig{");
-    values.forEach((field, value) -> text.append(field.cName).append('=').append(value).append(' '));
+    values.forEach(
+        (field, value) -> text.append(field.cName).append('=').append(value).append(' '));
     return text.toString().stripTrailing() + "}";
   }
 

@@ -35,8 +35,7 @@ public record CommunicatorProperties(
       ncclCommProperties.size(p, ncclCommProperties.sizeof());
       ncclCommProperties.magic(p, NcclH.NCCL_API_MAGIC());
       ncclCommProperties.version(p, NcclH.NCCL_VERSION_CODE());
-      communicator.call(
-          "ncclCommQueryProperties", comm -> NcclH.ncclCommQueryProperties(comm, p));
+      communicator.call("ncclCommQueryProperties", comm -> NcclH.ncclCommQueryProperties(comm, p));
       return new CommunicatorProperties(
           ncclCommProperties.rank(p),
           ncclCommProperties.nRanks(p),

@@ -24,7 +24,11 @@ public record CudaDevice(int ordinal) {
     int count = count();
     if (ordinal < 0 || ordinal >= count) {
       throw new IllegalArgumentException(
-          "device " + ordinal + ": this process has " + count + ", take 0 to " + (count - 1));
+          "device "
+              + ordinal
+              + ": this process has "
+              + count
+              + (count == 0 ? ", take -Dncclffm.backend=cpu" : ", take 0 to " + (count - 1)));
     }
   }
 

@@ -76,6 +76,20 @@ public final class CudaStream implements AutoCloseable {
     return handle;
   }
 
+  /** Whether {@link #close} was called. */
+  public boolean isClosed() {
+    return closed;
+  }
+
+  /** Whether nothing runs on the stream any more, be it done or failed. */
+  boolean isStill() {
+    if (closed) {
+      return true;
+    }
+    device.makeCurrent();
+    return CudartH.cudaStreamQuery(handle) != NOT_READY;
+  }
+
   /** Whether all enqueued work is done ({@code cudaStreamQuery}). */
   public boolean isDone() {
     device.makeCurrent();
@@ -99,7 +113,8 @@ public final class CudaStream implements AutoCloseable {
    * Waits until all enqueued work is done. Polls {@code cudaStreamQuery} and whatever can fail
    * beside the stream, so that a dead peer or a failed kernel is an exception.
    *
-   * @throws NcclException if a communicator used on this stream failed
+   * @throws NcclException if a communicator or device communicator used on this stream failed
+   * @throws IllegalStateException if one was aborted by this process
    * @throws CudaException if the device reports an error
    * @throws DeadlineException after the timeout or on interruption; the work goes on
    */
@@ -125,12 +140,10 @@ public final class CudaStream implements AutoCloseable {
 
   /** Makes {@link #synchronize} ask a source of failures too; for code that enqueues work here. */
   public void watch(FailureSource source) {
-    for (FailureSource known : watched) {
-      if (known == source) {
+    synchronized (this) {
+      if (Arrays.asList(watched).contains(source)) {
         return;
       }
-    }
-    synchronized (this) {
       FailureSource[] more = Arrays.copyOf(watched, watched.length + 1);
       more[more.length - 1] = source;
       watched = more;

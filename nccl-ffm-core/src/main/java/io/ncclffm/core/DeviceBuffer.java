@@ -65,7 +65,7 @@ public final class DeviceBuffer implements AutoCloseable {
       CudaDevice device, DataType type, long count, Allocator allocator) {
     if (count <= 0 || count > Long.MAX_VALUE / type.bytes()) {
       throw new IllegalArgumentException(
-          "buffer of " + count + " x " + type + ": the count must be positive, its bytes 64 bits");
+          "buffer of " + count + " x " + type + ": take 1 to " + Long.MAX_VALUE / type.bytes());
     }
     NativeLibraries.load();
     device.makeCurrent();

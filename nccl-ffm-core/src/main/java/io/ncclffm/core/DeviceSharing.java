@@ -36,12 +36,22 @@ public final class DeviceSharing {
       throw new IllegalArgumentException(
           ranks + " ranks, " + ranksHere + " of them here: must be positive");
     }
-    int gpus = visibleGpus();
+    int gpus = NativeLibraries.isCpuOnly() ? 0 : visibleGpus();
     if (gpus > 0 && ranks > gpus) {
       setEnvironment(ranks, ranksHere, gpus);
     }
     int devices = CudaDevice.count();
     NativeLibraries.Loaded loaded = NativeLibraries.load();
+    if (ranks > devices
+        && loaded.backend() == Backend.CUDA
+        && !"1".equals(CEnvironment.get("NCCL_MULTI_RANK_GPU_ENABLE"))) {
+      throw new IllegalStateException(
+          ranks
+              + " ranks on "
+              + devices
+              + " GPUs: NCCL allows it only with NCCL_MULTI_RANK_GPU_ENABLE=1 in the environment of"
+              + " the JVM, which is not so here");
+    }
     if (ranks > devices && loaded.ncclVersion() < FIRST_NCCL) {
       throw new UnsupportedByLibraryException(
           ranks

@@ -39,6 +39,10 @@ import org.jspecify.annotations.Nullable;
  */
 public final class LocalWorld implements AutoCloseable {
   private static final System.Logger LOG = System.getLogger("io.ncclffm");
+
+  /** How long the others get to notice once a rank has failed. */
+  private static final Duration AFTER_FAILURE_TIMEOUT = Duration.ofSeconds(20);
+
   private static final Duration SETUP_TIMEOUT = Duration.ofMinutes(5);
 
   /**
@@ -164,6 +168,7 @@ public final class LocalWorld implements AutoCloseable {
         @Nullable RuntimeException thrown = outcome(future, which.get(futures.indexOf(future)));
         if (thrown != null && failure == null) {
           failure = thrown;
+          deadline = Math.min(deadline, Backoff.deadline(AFTER_FAILURE_TIMEOUT));
         } else if (thrown != null) {
           failure.addSuppressed(thrown);
         }
@@ -177,16 +182,22 @@ public final class LocalWorld implements AutoCloseable {
         } catch (DeadlineException e) {
           abortAll();
           futures.forEach(future -> future.cancel(true));
-          if (failure != null) {
-            e.addSuppressed(failure);
+          if (failure == null) {
+            throw e;
           }
-          throw e;
+          failure.addSuppressed(
+              new DeadlineException("ranks still inside a call: " + indexes(futures, waiting)));
+          throw failure;
         }
       }
     }
     if (failure != null) {
       throw failure;
     }
+  }
+
+  private static List<Integer> indexes(List<Future<?>> all, List<Future<?>> some) {
+    return some.stream().map(all::indexOf).toList();
   }
 
   private void abortAll() {

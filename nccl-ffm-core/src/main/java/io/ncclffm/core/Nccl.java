@@ -51,8 +51,8 @@ public final class Nccl {
 
   /**
    * Makes a communicator, runs a task with it, and ends it as befits: finalized and destroyed when
-   * the task returns, aborted when it throws, so that the other ranks learn of it instead of waiting
-   * in a destroy. (A {@code close()} cannot see the exception.)
+   * the task returns, aborted when it throws, so that the other ranks learn of it instead of
+   * waiting in a destroy. (A {@code close()} cannot see the exception.)
    *
    * @param timeout for becoming ready and for finalizing
    */

@@ -32,8 +32,8 @@ public final class NcclGroup {
   /**
    * Runs the body inside a group; the calls in it are carried out together when the outermost group
    * ends. Communicators made in it are initialising until then. If the body throws, the group is
-   * ended all the same, because NCCL cannot cancel one, and the communicators used in it are failed:
-   * a half-filled group leaves ranks in disagreement.
+   * ended all the same, because NCCL cannot cancel one, and the communicators used in it are
+   * failed: a half-filled group leaves ranks in disagreement.
    *
    * @throws IllegalStateException on a virtual thread
    * @throws NcclException if a call or the end of the group fails
@@ -102,6 +102,7 @@ public final class NcclGroup {
       }
     }
     if (depth == 0) {
+      members.forEach(Communicator::releaseAfterGroup);
       trouble = end(trouble, rc == IN_PROGRESS);
       event.communicators = members.size();
       event.failed = trouble != null;
@@ -151,6 +152,7 @@ public final class NcclGroup {
     NcclGroup group = CURRENT.get();
     if (group.depth > 0 && !group.members.contains(communicator)) {
       group.members.add(communicator);
+      communicator.holdForGroup(); // nobody may abort or close it while ncclGroupEnd works on it
     }
   }
 

@@ -93,8 +93,8 @@ public final class NcclWindow implements AutoCloseable {
   }
 
   /**
-   * The {@code ncclWindow_t}, for kernels and the raw bindings: a device pointer, not to be followed
-   * on the host.
+   * The {@code ncclWindow_t}, for kernels and the raw bindings: a device pointer, not to be
+   * followed on the host.
    *
    * @throws IllegalStateException if the window is closed
    */

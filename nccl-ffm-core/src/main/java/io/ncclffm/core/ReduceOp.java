@@ -58,7 +58,9 @@ public final class ReduceOp implements AutoCloseable {
     }
   }
 
-  /** Destroys an operator that a communicator made ({@code ncclRedOpDestroy}); else does nothing. */
+  /**
+   * Destroys an operator that a communicator made ({@code ncclRedOpDestroy}); else does nothing.
+   */
   @Override
   public void close() {
     @Nullable Communicator on = owner;

@@ -98,7 +98,9 @@ public record Team(int size, int rank, int stride) {
     }
     int inside = (subset.size - 1) * (strideOfSubset - 1);
     if (index - below < inside) {
-      return below + 1 + (index - below) / (strideOfSubset - 1) * strideOfSubset
+      return below
+          + 1
+          + (index - below) / (strideOfSubset - 1) * strideOfSubset
           + (index - below) % (strideOfSubset - 1);
     }
     return below + 1 + (subset.size - 1) * strideOfSubset + (index - below - inside);

@@ -10,8 +10,8 @@ import org.jspecify.annotations.Nullable;
 /**
  * Watches one communicator: NCCL's asynchronous errors and the age of what is enqueued. On an error
  * or a timeout it logs what was in flight, aborts the communicator, and so wakes the threads that
- * wait in {@link CudaStream#synchronize} with the exception. Started by {@link
- * Communicator#watch}. Costs an event record and a stack walk an operation.
+ * wait in {@link CudaStream#synchronize} with the exception. Started by {@link Communicator#watch}.
+ * Costs an event record and a stack walk an operation.
  */
 final class Watchdog {
   private static final System.Logger LOG = System.getLogger("io.ncclffm");

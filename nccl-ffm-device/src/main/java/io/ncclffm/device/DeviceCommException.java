@@ -4,12 +4,16 @@ import io.ncclffm.core.NcclException;
 import java.time.Duration;
 
 /**
- * A kernel gave up: a peer did not come before the deadline, the communicator was aborted, or it
- * was used wrongly. The device communicator is lost on this rank; a new one can be made on the same
- * communicator.
+ * A kernel gave up: a peer did not come before the deadline ({@code ncclTimeout}), the device
+ * communicator was aborted ({@code ncclRemoteError}), or two collectives met on one channel ({@code
+ * ncclInvalidUsage}). The device communicator is lost on this rank; a new one can be made on the
+ * same communicator.
  */
 public final class DeviceCommException extends NcclException {
   private static final long serialVersionUID = 1;
+
+  private static final int INVALID_USAGE = 5;
+  private static final int REMOTE_ERROR = 6;
 
   private final int rank;
   private final int peer;
@@ -19,23 +23,39 @@ public final class DeviceCommException extends NcclException {
 
   DeviceCommException(
       String function, int code, int rank, int peer, int channel, int epoch, Duration waited) {
-    super(
-        function,
-        code,
-        " on rank " + rank,
-        "waited "
-            + waited.toMillis()
-            + " ms for rank "
-            + peer
-            + " on channel "
-            + channel
-            + ", epoch "
-            + Integer.toUnsignedString(epoch));
+    super(function, code, " on rank " + rank, describe(code, peer, channel, epoch, waited));
     this.rank = rank;
     this.peer = peer;
     this.channel = channel;
     this.epoch = epoch;
     this.waited = waited;
+  }
+
+  private static String describe(int code, int peer, int channel, int epoch, Duration waited) {
+    if (peer < 0 && code == INVALID_USAGE) {
+      return "channel "
+          + channel
+          + " is in use by another collective; a device communicator takes one at a time,"
+          + " make one for each stream";
+    }
+    if (peer < 0) {
+      return "aborted by this process";
+    }
+    return (code == REMOTE_ERROR ? "aborted after waiting " : "waited ")
+        + waited.toMillis()
+        + " ms for rank "
+        + peer
+        + " on channel "
+        + channel
+        + ", epoch "
+        + Integer.toUnsignedString(epoch)
+        + "; see what that rank does, then make a new device communicator";
+  }
+
+  /** False: the communicator under the device communicator is as it was. */
+  @Override
+  public boolean isCommunicatorFatal() {
+    return false;
   }
 
   /** The rank whose kernel gave up. */

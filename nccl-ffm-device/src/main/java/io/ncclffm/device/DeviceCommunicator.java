@@ -1,7 +1,9 @@
 package io.ncclffm.device;
 
+import static java.lang.foreign.ValueLayout.JAVA_INT;
 import static java.lang.foreign.ValueLayout.JAVA_LONG;
 
+import io.ncclffm.core.AbortableResource;
 import io.ncclffm.core.Communicator;
 import io.ncclffm.core.CudaDevice;
 import io.ncclffm.core.CudaStream;
@@ -37,7 +39,7 @@ import org.jspecify.annotations.Nullable;
  * are launched in the same order on every rank, one stream at a time: a second collective on a busy
  * channel is an error. Threads: one at a time.
  */
-public final class DeviceCommunicator implements AutoCloseable, FailureSource {
+public final class DeviceCommunicator implements AbortableResource, FailureSource {
   /** Blocks that may work on one collective. */
   private static final int CHANNELS = 16;
 
@@ -46,6 +48,9 @@ public final class DeviceCommunicator implements AutoCloseable, FailureSource {
 
   private static final Duration DEFAULT_TIMEOUT = Duration.ofSeconds(30);
   private static final Duration SETUP_TIMEOUT = Duration.ofMinutes(1);
+  private static final Duration ABORT_TIMEOUT = Duration.ofSeconds(1);
+  private static final int REMOTE_ERROR = 6;
+  private static final System.Logger LOG = System.getLogger("io.ncclffm");
 
   private static final VarHandle READY =
       ncclFfmStatus.layout().varHandle(PathElement.groupElement("ready"));
@@ -55,17 +60,32 @@ public final class DeviceCommunicator implements AutoCloseable, FailureSource {
   private final Communicator communicator;
   private final Deque<AutoCloseable> resources;
   private final MemorySegment status;
+  private final MemorySegment abortCode;
+  private final DeviceBuffer channels;
+  private final CudaStream ownStream;
+  // Guards closed, aborted and the status record: a thread that waits for a stream reads the record
+  // while another may abort and close.
+  private final Object lock = new Object();
   private final Arena arena = Arena.ofShared();
   private final MemorySegment struct = ncclFfmDevComm.allocate(arena);
   private final Set<CudaStream> streams = new HashSet<>();
   private @Nullable CudaStream lastStream;
+  private boolean aborted;
   private boolean closed;
 
   private DeviceCommunicator(
-      Communicator communicator, Deque<AutoCloseable> resources, MemorySegment status) {
+      Communicator communicator,
+      Deque<AutoCloseable> resources,
+      MemorySegment pinned,
+      DeviceBuffer channels,
+      CudaStream ownStream) {
     this.communicator = communicator;
     this.resources = resources;
-    this.status = status;
+    this.status = pinned.asSlice(0, ncclFfmStatus.sizeof());
+    this.abortCode = pinned.asSlice(ncclFfmStatus.sizeof(), Integer.BYTES);
+    this.channels = channels;
+    this.ownStream = ownStream;
+    abortCode.set(JAVA_INT, 0, REMOTE_ERROR);
     resources.push(arena::close);
   }
 
@@ -95,7 +115,7 @@ public final class DeviceCommunicator implements AutoCloseable, FailureSource {
       resources.push(channels);
       DeviceBuffer peers = DeviceBuffer.allocate(device, DataType.INT64, communicator.size());
       resources.push(peers);
-      HostBuffer status = HostBuffer.allocate(device, ncclFfmStatus.sizeof());
+      HostBuffer status = HostBuffer.allocate(device, ncclFfmStatus.sizeof() + Integer.BYTES);
       resources.push(status);
       CudaStream stream = CudaStream.create(device);
       resources.push(stream);
@@ -110,7 +130,7 @@ public final class DeviceCommunicator implements AutoCloseable, FailureSource {
       communicator.disown(window); // closed by this object from now on, in its order
       peers.copyFrom(addresses(window, communicator.size()), stream);
       DeviceCommunicator created =
-          new DeviceCommunicator(communicator, resources, status.segment());
+          new DeviceCommunicator(communicator, resources, status.segment(), channels, stream);
       created.fillStruct(timeout, channels, peers, status);
       communicator.adopt(created);
       return created;
@@ -180,10 +200,12 @@ public final class DeviceCommunicator implements AutoCloseable, FailureSource {
    * @throws IllegalStateException if closed
    */
   public MemorySegment struct() {
-    if (closed) {
-      throw new IllegalStateException("device communicator of " + communicator + " is closed");
+    synchronized (lock) {
+      if (closed) {
+        throw new IllegalStateException("device communicator of " + communicator + " is closed");
+      }
+      return struct;
     }
-    return struct;
   }
 
   /**
@@ -207,29 +229,64 @@ public final class DeviceCommunicator implements AutoCloseable, FailureSource {
       long count,
       ReduceOp op,
       CudaStream stream) {
-    checkBuffer("ncclFfmAllReduce", send, stream);
-    checkBuffer("ncclFfmAllReduce", recv, stream);
+    checkBuffer("ncclFfmAllReduce", send);
+    checkBuffer("ncclFfmAllReduce", recv);
     if (send.type() != recv.type()) {
       throw new IllegalArgumentException(
           "ncclFfmAllReduce: send " + send + " and recv " + recv + " differ in type");
     }
-    before(stream);
-    int rc =
-        ShimH.ncclFfmAllReduce(
-            struct,
-            send.address("ncclFfmAllReduce", sendOffset, count),
-            recv.address("ncclFfmAllReduce", recvOffset, count),
-            count,
-            send.type().ncclValue(),
-            op.ncclValue(),
-            stream.handle());
-    checkShim(rc, "ncclFfmAllReduce");
+    communicator.begin("ncclFfmAllReduce", stream);
+    try {
+      synchronized (lock) {
+        checkUsable("ncclFfmAllReduce", stream);
+        int rc =
+            ShimH.ncclFfmAllReduce(
+                struct,
+                send.address("ncclFfmAllReduce", sendOffset, count),
+                recv.address("ncclFfmAllReduce", recvOffset, count),
+                count,
+                send.type().ncclValue(),
+                op.ncclValue(),
+                stream.handle());
+        checkShim(rc, "ncclFfmAllReduce");
+      }
+    } finally {
+      communicator.end();
+    }
   }
 
-  void before(CudaStream stream) {
+  /** See {@link FusedKernels#scaleAllReduceSqrt}. */
+  void scaleAllReduceSqrt(
+      DeviceBuffer x, long offset, long count, float a, float b, CudaStream stream) {
+    String operation = "ncclFfmFusedScaleAllReduceSqrt";
+    checkBuffer(operation, x);
+    if (x.type() != DataType.FLOAT32) {
+      throw new IllegalArgumentException(
+          operation + ": the " + x + " is not of type FLOAT32, the only one so far");
+    }
+    communicator.begin(operation, stream);
+    try {
+      synchronized (lock) {
+        checkUsable(operation, stream);
+        int rc =
+            ShimH.ncclFfmFusedScaleAllReduceSqrt(
+                struct, x.address(operation, offset, count), count, a, b, stream.handle());
+        checkShim(rc, operation);
+      }
+    } finally {
+      communicator.end();
+    }
+  }
+
+  /** Before a launch, under the lock: open, not failed, and the stream knows whom to ask. */
+  private void checkUsable(String operation, CudaStream stream) {
+    if (closed) {
+      throw new IllegalStateException(
+          operation + ": the device communicator of " + communicator + " is closed");
+    }
     throwIfFailed();
-    communicator.device().makeCurrent();
     if (stream != lastStream) {
+      streams.removeIf(known -> known.isClosed());
       stream.watch(this);
       streams.add(stream);
       lastStream = stream;
@@ -243,27 +300,19 @@ public final class DeviceCommunicator implements AutoCloseable, FailureSource {
     }
   }
 
-  void checkBuffer(String operation, DeviceBuffer buffer, @Nullable CudaStream stream) {
-    if (stream == null) {
-      throw new IllegalArgumentException(
-          operation + ": the stream is null; make one with CudaStream.create");
-    }
-    struct();
-    int device = communicator.device().ordinal();
-    if (buffer.device().ordinal() != device || stream.device().ordinal() != device) {
+  private void checkBuffer(String operation, DeviceBuffer buffer) {
+    if (buffer.device().ordinal() != communicator.device().ordinal()) {
       throw new IllegalArgumentException(
           operation
               + " on "
               + communicator
               + ": the "
               + buffer
-              + " or the "
-              + stream
-              + " is on another device");
+              + " is on another device; allocate it on the communicator's");
     }
   }
 
-  static void checkShim(int rc, String operation) {
+  private static void checkShim(int rc, String operation) {
     if (rc != 0) {
       String text = NativeText.copy(ShimH.ncclFfmGetLastError());
       throw new NcclException(operation, rc, "", text);
@@ -278,20 +327,25 @@ public final class DeviceCommunicator implements AutoCloseable, FailureSource {
    */
   @Override
   public void throwIfFailed() {
-    if (closed) {
-      return;
+    synchronized (lock) {
+      if (closed) {
+        return;
+      }
+      if ((int) READY.getAcquire(status, 0L) != 0) {
+        throw new DeviceCommException(
+            functionName(ncclFfmStatus.function(status)),
+            ncclFfmStatus.code(status),
+            ncclFfmStatus.rank(status),
+            ncclFfmStatus.peer(status),
+            ncclFfmStatus.channel(status),
+            ncclFfmStatus.epoch(status),
+            Duration.ofNanos(ncclFfmStatus.waitedNs(status)));
+      }
+      if (aborted) {
+        throw new DeviceCommException(
+            "device communicator", REMOTE_ERROR, communicator.rank(), -1, -1, 0, Duration.ZERO);
+      }
     }
-    if ((int) READY.getAcquire(status, 0L) == 0) {
-      return;
-    }
-    throw new DeviceCommException(
-        functionName(ncclFfmStatus.function(status)),
-        ncclFfmStatus.code(status),
-        ncclFfmStatus.rank(status),
-        ncclFfmStatus.peer(status),
-        ncclFfmStatus.channel(status),
-        ncclFfmStatus.epoch(status),
-        Duration.ofNanos(ncclFfmStatus.waitedNs(status)));
   }
 
   private static String functionName(int function) {
@@ -305,28 +359,59 @@ public final class DeviceCommunicator implements AutoCloseable, FailureSource {
   }
 
   /**
-   * Makes every kernel of this rank that waits give up with {@code ncclRemoteError}; from any
-   * thread. The communicator itself stays usable.
+   * Makes every kernel of this rank that waits give up with {@code ncclRemoteError}, and those
+   * still enqueued do nothing; from any thread. The communicator itself stays usable.
    */
+  @Override
   public void abort() {
-    if (!closed) {
-      ABORT.setRelease(status, 0L, 1);
+    synchronized (lock) {
+      if (closed || aborted) {
+        return;
+      }
+      aborted = true;
+      ABORT.setRelease(status, 0L, 1); // kernels that wait look here
+      // Kernels that start look at this word in device memory.
+      long failedWord = ncclFfmChannel.failed$offset() / Integer.BYTES;
+      channels.copyFrom(abortCode, failedWord, ownStream);
+      try {
+        ownStream.synchronize(ABORT_TIMEOUT);
+      } catch (RuntimeException e) {
+        LOG.log(System.Logger.Level.WARNING, "nccl-ffm: abort of a device communicator", e);
+      }
     }
   }
 
   /**
    * Ends it. Collective where the communicator is ready. The kernels launched must have ended, as
-   * after {@link CudaStream#synchronize}; on a failed or aborted communicator they are told to.
+   * after {@link CudaStream#synchronize}.
    */
   @Override
   public void close() {
-    if (closed) {
-      return;
+    synchronized (lock) {
+      if (closed) {
+        return;
+      }
     }
-    if (communicator.state() != Communicator.State.READY) {
-      abort();
+    boolean ready = communicator.state() == Communicator.State.READY;
+    if (ready) {
+      communicator.begin("close of a device communicator", ownStream);
     }
-    closed = true;
+    try {
+      closeResources();
+    } finally {
+      if (ready) {
+        communicator.end();
+      }
+    }
+  }
+
+  private void closeResources() {
+    synchronized (lock) {
+      if (closed) {
+        return;
+      }
+      closed = true;
+    }
     streams.forEach(stream -> stream.unwatch(this));
     communicator.disown(this);
     @Nullable RuntimeException trouble = closeAll(resources, null);

@@ -3,7 +3,6 @@ package io.ncclffm.device;
 import io.ncclffm.core.CudaStream;
 import io.ncclffm.core.DataType;
 import io.ncclffm.core.DeviceBuffer;
-import io.ncclffm.core.bindings.shim.ShimH;
 
 /** Kernels that compute, communicate and go on computing in one launch. */
 public final class FusedKernels {
@@ -17,7 +16,7 @@ public final class FusedKernels {
    */
   public static void scaleAllReduceSqrt(
       DeviceCommunicator comm, DeviceBuffer x, float a, float b, CudaStream stream) {
-    scaleAllReduceSqrt(comm, x, 0, x.count(), a, b, stream);
+    comm.scaleAllReduceSqrt(x, 0, x.count(), a, b, stream);
   }
 
   /** The same for {@code count} elements from an offset. */
@@ -29,15 +28,6 @@ public final class FusedKernels {
       float a,
       float b,
       CudaStream stream) {
-    String operation = "ncclFfmFusedScaleAllReduceSqrt";
-    comm.checkBuffer(operation, x, stream);
-    if (x.type() != DataType.FLOAT32) {
-      throw new IllegalArgumentException(operation + ": the " + x + " is not of type FLOAT32");
-    }
-    comm.before(stream);
-    int rc =
-        ShimH.ncclFfmFusedScaleAllReduceSqrt(
-            comm.struct(), x.address(operation, offset, count), count, a, b, stream.handle());
-    DeviceCommunicator.checkShim(rc, operation);
+    comm.scaleAllReduceSqrt(x, offset, count, a, b, stream);
   }
 }

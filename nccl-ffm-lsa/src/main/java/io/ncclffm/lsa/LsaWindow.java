@@ -1,6 +1,7 @@
 package io.ncclffm.lsa;
 
 import io.ncclffm.core.Communicator;
+import io.ncclffm.core.CudaStream;
 import io.ncclffm.core.DataType;
 import io.ncclffm.core.DeviceBuffer;
 import io.ncclffm.core.NcclException;
@@ -46,34 +47,33 @@ public final class LsaWindow implements AutoCloseable {
     }
     DeviceBuffer buffer =
         DeviceBuffer.allocateForWindow(communicator.device(), DataType.UINT8, bytes);
+    LsaWindow window = null;
     try {
       zero(buffer);
       NcclWindow registered =
           communicator.registerWindow(buffer, NcclWindow.Flag.COLLECTIVE_SYMMETRIC);
       communicator.disown(registered); // closed by this object from now on, before its memory
-      LsaWindow window = new LsaWindow(communicator, buffer, registered);
+      window = new LsaWindow(communicator, buffer, registered);
       communicator.adopt(window);
       window.collectAddresses();
       return window;
     } catch (RuntimeException e) {
-      if (communicator.state() != Communicator.State.FAILED) {
-        closeAfter(buffer, e);
-      } // else memory that peers may have mapped goes with the communicator, when it is aborted
+      closeAfter(window != null ? window : buffer, e);
       throw e;
     }
   }
 
   private static void zero(DeviceBuffer buffer) {
-    try (io.ncclffm.core.CudaStream stream = io.ncclffm.core.CudaStream.create(buffer.device())) {
+    try (CudaStream stream = CudaStream.create(buffer.device())) {
       buffer.fill((byte) 0, stream);
       stream.synchronize();
     }
   }
 
-  private static void closeAfter(DeviceBuffer buffer, RuntimeException failure) {
+  private static void closeAfter(AutoCloseable made, RuntimeException failure) {
     try {
-      buffer.close();
-    } catch (RuntimeException e) {
+      made.close();
+    } catch (Exception e) {
       failure.addSuppressed(e);
     }
   }

@@ -62,6 +62,16 @@ public final class NativeLibraries {
     return loaded != null;
   }
 
+  /** Whether GPUs are out of the question: the CPU backend is asked for, or in use. */
+  public static boolean isCpuOnly() {
+    @Nullable Loaded done = loaded;
+    if (done != null) {
+      return done.backend == Backend.CPU;
+    }
+    String property = System.getProperty("ncclffm.backend");
+    return "cpu".equalsIgnoreCase(property != null ? property : System.getenv("NCCLFFM_BACKEND"));
+  }
+
   private static synchronized Loaded loadOnce() {
     @Nullable Loaded done = loaded;
     if (done != null) {
@@ -72,6 +82,7 @@ public final class NativeLibraries {
     }
     try {
       done = choose();
+      StructLayouts.verify(done.shim);
       LOG.log(
           System.Logger.Level.INFO,
           "nccl-ffm: {0} backend, {1}; NCCL {2} from {3}",
@@ -80,10 +91,8 @@ public final class NativeLibraries {
           versionText(done.ncclVersion),
           done.nccl.file());
       loaded = done;
-      StructLayouts.verify(done);
       return done;
     } catch (NativeLibraryException e) {
-      loaded = null;
       failure = e;
       throw e;
     }
@@ -97,7 +106,7 @@ public final class NativeLibraries {
       case "cpu":
         return openCpu("asked for by " + origin);
       case "cuda":
-        return openCuda("asked for by " + origin, openCudart());
+        return openCuda("asked for by " + origin, openCudart(), openNccl());
       case "auto":
         return openAuto();
       default:
@@ -109,10 +118,15 @@ public final class NativeLibraries {
   private static Loaded openAuto() {
     LibrarySearch cudartSearch = LibrarySearch.cudart();
     @Nullable Library cudart = cudartSearch.find(CUDART_SONAMES);
+    if (cudart == null && cudartSearch.namedByUser()) {
+      throw cudartSearch.failure();
+    }
+    LibrarySearch ncclSearch = LibrarySearch.nccl();
+    @Nullable Library nccl = ncclSearch.find(NCCL_SONAMES);
+    if (nccl == null && ncclSearch.namedByUser()) {
+      throw ncclSearch.failure();
+    }
     if (cudart == null) {
-      if (cudartSearch.namedByUser()) {
-        throw cudartSearch.failure();
-      }
       return openCpu("no libcudart: " + cudartSearch.shortReason());
     }
     int devices = deviceCount(cudart);
@@ -120,7 +134,11 @@ public final class NativeLibraries {
       return openCpu(
           devices == 0 ? "no GPU" : "no GPU: cudaGetDeviceCount gave CUDA error " + -devices);
     }
-    return openCuda(devices + (devices == 1 ? " GPU" : " GPUs") + " found", cudart);
+    String found = devices + (devices == 1 ? " GPU" : " GPUs") + " found";
+    if (nccl == null) {
+      return openCpu(found + ", but no libnccl: " + ncclSearch.shortReason());
+    }
+    return openCuda(found, cudart, nccl);
   }
 
   private static final List<String> CUDART_SONAMES =
@@ -136,12 +154,16 @@ public final class NativeLibraries {
     return cudart;
   }
 
-  private static Loaded openCuda(String reason, Library cudart) {
-    LibrarySearch ncclSearch = LibrarySearch.nccl();
-    @Nullable Library nccl = ncclSearch.find(NCCL_SONAMES);
+  private static Library openNccl() {
+    LibrarySearch search = LibrarySearch.nccl();
+    @Nullable Library nccl = search.find(NCCL_SONAMES);
     if (nccl == null) {
-      throw ncclSearch.failure();
+      throw search.failure();
     }
+    return nccl;
+  }
+
+  private static Loaded openCuda(String reason, Library cudart, Library nccl) {
     int version = ncclVersion(nccl);
     LibrarySearch shimSearch = LibrarySearch.shim();
     @Nullable Library shim = shimSearch.findBundled("libncclffm_cuda.so");
@@ -175,7 +197,13 @@ public final class NativeLibraries {
   }
 
   private static int ncclVersion(Library nccl) {
-    int version = callIntOut(nccl, "ncclGetVersion");
+    int version;
+    try {
+      version = callIntOut(nccl, "ncclGetVersion");
+    } catch (ProbeFailure e) {
+      throw new NativeLibraryException(
+          nccl.file() + ": " + e.getMessage() + ". Remedy: name another with -Dncclffm.nccl=FILE.");
+    }
     if (version < OLDEST_NCCL) {
       throw new NativeLibraryException(
           "libnccl is too old: needs >= "
@@ -198,7 +226,7 @@ public final class NativeLibraries {
     }
   }
 
-  private static final class ProbeFailure extends RuntimeException {
+  static final class ProbeFailure extends RuntimeException {
     private static final long serialVersionUID = 1;
     final int code;
 

@@ -1,6 +1,7 @@
 package io.ncclffm.core.internal;
 
 import static java.lang.foreign.ValueLayout.ADDRESS;
+import static java.lang.foreign.ValueLayout.JAVA_INT;
 import static java.lang.foreign.ValueLayout.JAVA_LONG;
 
 import io.ncclffm.core.NativeLibraryException;
@@ -10,14 +11,18 @@ import io.ncclffm.core.bindings.nccl.ncclCommProperties;
 import io.ncclffm.core.bindings.nccl.ncclConfig_t;
 import io.ncclffm.core.bindings.nccl.ncclTeam;
 import io.ncclffm.core.bindings.nccl.ncclUniqueId;
+import io.ncclffm.core.bindings.shim.ShimH;
 import io.ncclffm.core.bindings.shim.ncclFfmChannel;
 import io.ncclffm.core.bindings.shim.ncclFfmDevComm;
 import io.ncclffm.core.bindings.shim.ncclFfmLayout;
 import io.ncclffm.core.bindings.shim.ncclFfmStatus;
 import java.lang.foreign.Arena;
+import java.lang.foreign.FunctionDescriptor;
+import java.lang.foreign.Linker;
 import java.lang.foreign.MemoryLayout;
 import java.lang.foreign.MemoryLayout.PathElement;
 import java.lang.foreign.MemorySegment;
+import java.lang.invoke.MethodHandle;
 import java.util.ArrayList;
 import java.util.HashSet;
 import java.util.List;
@@ -47,31 +52,36 @@ final class StructLayouts {
 
   private StructLayouts() {}
 
-  static void verify(NativeLibraries.Loaded loaded) {
-    @Nullable Library shim = loaded.shim();
+  /**
+   * Compares version and layouts; before the bindings can be used, so by handles of its own.
+   *
+   * @throws NativeLibraryException with every difference
+   */
+  static void verify(@Nullable Library shim) {
     if (shim == null) {
       return;
     }
+    int version = NativeLibraries.callIntOut(shim, "ncclFfmGetAbiVersion");
+    if (version != ShimH.NCCLFFM_ABI_VERSION()) {
+      throw new NativeLibraryException(
+          shim.file()
+              + " has ABI "
+              + version
+              + ", this version of nccl-ffm needs "
+              + ShimH.NCCLFFM_ABI_VERSION()
+              + ". Remedy: take the nccl-ffm-native jar of the same build.");
+    }
     List<String> differences = new ArrayList<>();
     Set<String> seen = new HashSet<>();
-    try (Arena arena = Arena.ofConfined()) {
-      MemorySegment out = arena.allocate(ADDRESS);
-      MemorySegment countOut = arena.allocate(JAVA_LONG);
-      int rc = io.ncclffm.core.bindings.shim.ShimH.ncclFfmGetLayouts(out, countOut);
-      if (rc != 0) {
-        throw new NativeLibraryException(shim.file() + ": ncclFfmGetLayouts returned " + rc);
-      }
-      long count = countOut.get(JAVA_LONG, 0);
-      MemorySegment rows = rows(out.get(ADDRESS, 0), count);
-      for (long i = 0; i < count; i++) {
-        MemorySegment row = ncclFfmLayout.asSlice(rows, i);
-        String struct = NativeText.copy(ncclFfmLayout.structName(row));
-        String field = NativeText.copy(ncclFfmLayout.fieldName(row));
-        seen.add(struct);
-        @Nullable MemoryLayout layout = JAVA.get(struct);
-        if (layout != null) {
-          compare(layout, struct, field, row, differences);
-        }
+    MemorySegment rows = rows(shim);
+    for (long i = 0; i < rows.byteSize() / ncclFfmLayout.sizeof(); i++) {
+      MemorySegment row = ncclFfmLayout.asSlice(rows, i);
+      String struct = NativeText.copy(ncclFfmLayout.structName(row));
+      String field = NativeText.copy(ncclFfmLayout.fieldName(row));
+      seen.add(struct);
+      @Nullable MemoryLayout layout = JAVA.get(struct);
+      if (layout != null) {
+        compare(layout, struct, field, row, differences);
       }
     }
     for (String struct : SHARED) {
@@ -89,8 +99,25 @@ final class StructLayouts {
   }
 
   @SuppressWarnings("restricted") // the shim says how many rows there are
-  private static MemorySegment rows(MemorySegment base, long count) {
-    return base.reinterpret(count * ncclFfmLayout.sizeof());
+  private static MemorySegment rows(Library shim) {
+    MemorySegment function =
+        shim.find("ncclFfmGetLayouts")
+            .orElseThrow(
+                () -> new NativeLibraryException(shim.file() + " has no ncclFfmGetLayouts"));
+    MethodHandle handle =
+        Linker.nativeLinker()
+            .downcallHandle(function, FunctionDescriptor.of(JAVA_INT, ADDRESS, ADDRESS));
+    try (Arena arena = Arena.ofConfined()) {
+      MemorySegment out = arena.allocate(ADDRESS);
+      MemorySegment count = arena.allocate(JAVA_LONG);
+      int rc = (int) handle.invokeExact(out, count);
+      if (rc != 0) {
+        throw new NativeLibraryException(shim.file() + ": ncclFfmGetLayouts returned " + rc);
+      }
+      return out.get(ADDRESS, 0).reinterpret(count.get(JAVA_LONG, 0) * ncclFfmLayout.sizeof());
+    } catch (Throwable t) {
+      throw NativeText.rethrow(t);
+    }
   }
 
   private static void compare(
