@@ -11,6 +11,7 @@ module io.ncclffm.core {
   requires jdk.jfr;
 
   exports io.ncclffm.core;
+  exports io.ncclffm.core.bootstrap;
   exports io.ncclffm.core.bindings.cudart;
   exports io.ncclffm.core.bindings.nccl;
   exports io.ncclffm.core.bindings.shim;
