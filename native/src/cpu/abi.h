@@ -1,5 +1,6 @@
-// The part of the C ABI of CUDA 13.0's libcudart and of NCCL 2.30.7 that the CPU backend exports. Own declarations, so that
-// the backend builds where neither library is installed. Test cpu_real_headers compares them with the real headers.
+// The part of the C ABI of CUDA 13.0's libcudart and of NCCL 2.30.7 that the CPU backend exports. Own declarations, so
+// that the backend builds where neither library is installed. Test cpu_real_headers compares them with the real
+// headers.
 #ifndef NCCLFFM_CPU_ABI_H_
 #define NCCLFFM_CPU_ABI_H_
 

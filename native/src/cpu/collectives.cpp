@@ -1,7 +1,7 @@
 // The collectives: their exported functions, and their execution on the stream's worker.
 //
-// All ranks meet, compare what they were asked for, do their share directly in each other's buffers, and meet again. Every
-// element is computed by one rank only, in rank order, so the results are bit-identical everywhere.
+// All ranks meet, compare what they were asked for, do their share directly in each other's buffers, and meet again.
+// Every element is computed by one rank only, in rank order, so the results are bit-identical everywhere.
 #include <algorithm>
 #include <cstring>
 

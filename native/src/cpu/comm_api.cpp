@@ -29,7 +29,8 @@ void joinAll(const std::vector<JoinRequest> &requests) {
 
 namespace {
 
-/// Only what this backend can honour or may ignore; a struct that was not initialised is told apart by its magic number.
+/// Only what this backend can honour or may ignore; a struct that was not initialised is told apart by its magic
+/// number.
 void checkConfig(const ncclConfig_t *config) {
   if (config == nullptr) {
     return;
@@ -117,8 +118,9 @@ ncclResult_t ncclCommInitAll(ncclComm_t *comms, int nDevices, const int *devices
     for (int rank = 0; rank < nDevices; ++rank) {
       const int device = devices == nullptr ? rank : devices[rank];
       if (device < 0 || device >= deviceCount()) {
-        throw NcclFailure(ncclInvalidArgument, format("ncclCommInitAll: device %d of rank %d is not one of the %d devices",
-                                                      device, rank, deviceCount()));
+        throw NcclFailure(
+            ncclInvalidArgument,
+            format("ncclCommInitAll: device %d of rank %d is not one of the %d devices", device, rank, deviceCount()));
       }
       requests.push_back({&comms[rank], nDevices, {}, rank, device});
     }
@@ -191,6 +193,15 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t handle, ncclResult_t *error) {
   });
 }
 
+// A failed communicator tells why, also to a thread that has only met the failure as an error of the stream.
+const char *ncclGetLastError(ncclComm_t handle) {
+  (void)guardNccl("ncclGetLastError", [&] {
+    const std::shared_ptr<Communicator> comm = communicators().find(handle);
+    return comm == nullptr || comm->error() == ncclSuccess ? ncclSuccess : failNccl(comm->error(), comm->errorText());
+  });
+  return lastNcclText();
+}
+
 ncclResult_t ncclCommCount(ncclComm_t comm, int *count) {
   return query("ncclCommCount", comm, count, [](const Communicator &c) { return c.nRanks(); });
 }
@@ -234,4 +245,6 @@ ncclTeam_t ncclTeamWorld(ncclComm_t handle) {
   return comm == nullptr ? ncclTeam_t{0, 0, 0} : ncclTeam_t{comm->nRanks(), comm->rank(), 1};
 }
 
-ncclTeam_t ncclTeamLsa(ncclComm_t handle) { return ncclTeamWorld(handle); }
+ncclTeam_t ncclTeamLsa(ncclComm_t handle) {
+  return ncclTeamWorld(handle);
+}

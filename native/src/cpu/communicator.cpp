@@ -157,8 +157,8 @@ void Communicator::abort() {
   idle_.wait_for(lock, std::chrono::seconds(10), [&] { return executing_ == 0; });
 }
 
-// After a failure: peers may still be reading or writing this rank's buffers, and the caller is about to free them. Peers
-// check the failure often; a stopped (not dead) process must not hold this one for ever.
+// After a failure: peers may still be reading or writing this rank's buffers, and the caller is about to free them.
+// Peers check the failure often; a stopped (not dead) process must not hold this one for ever.
 void Communicator::quiesce() {
   const auto deadline = Clock::now() + std::chrono::seconds(2);
   for (int rank = 0; rank < nRanks(); ++rank) {
@@ -227,7 +227,7 @@ void Communicator::pauseProcessor() {
 }
 
 Handles<ncclComm_t, Communicator> &communicators() {
-  static auto *table = new Handles<ncclComm_t, Communicator>;  // leaked, as every table of the backend
+  static auto *table = new Handles<ncclComm_t, Communicator>(0x300000000);  // leaked, as every table of the backend
   return *table;
 }
 

@@ -1,4 +1,5 @@
-// One rank's communicator: its place among the ranks, waiting for them, failing with them, and the order of its operations.
+// One rank's communicator: its place among the ranks, waiting for them, failing with them, and the order of its
+// operations.
 #ifndef NCCLFFM_CPU_COMMUNICATOR_H_
 #define NCCLFFM_CPU_COMMUNICATOR_H_
 
@@ -101,8 +102,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::vector<uint64_t> &sent() { return sent_; }
   std::vector<uint64_t> &received() { return received_; }
 
-  /// While one exists, this rank may touch peers' buffers, and a peer that fails waits before it lets its caller free them.
-  /// Check stopped() every few hundred microseconds in between.
+  /// While one exists, this rank may touch peers' buffers, and a peer that fails waits before it lets its caller free
+  /// them. Check stopped() every few hundred microseconds in between.
   class PeerAccess {
    public:
     explicit PeerAccess(Communicator &comm) : slot_(comm.self()) { slot_.busy.store(1, kSeqCst); }

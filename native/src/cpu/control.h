@@ -1,5 +1,5 @@
-// The control segment of a communicator: one memfd that all its ranks map. Plain data and lock-free atomics only; a rank may
-// be killed at any instruction, so nothing here is a lock that a dead rank could hold.
+// The control segment of a communicator: one memfd that all its ranks map. Plain data and lock-free atomics only; a
+// rank may be killed at any instruction, so nothing here is a lock that a dead rank could hold.
 #ifndef NCCLFFM_CPU_CONTROL_H_
 #define NCCLFFM_CPU_CONTROL_H_
 
@@ -11,7 +11,8 @@ namespace ncclffm::cpu {
 constexpr int kMaxRanks = 64;
 constexpr uint64_t kNoBuffer = UINT64_MAX;
 
-// Test builds define NCCLFFM_TEST_WEAK_BARRIER: ThreadSanitizer must then find the data races that these orders prevent.
+// Test builds define NCCLFFM_TEST_WEAK_BARRIER: ThreadSanitizer must then find the data races that these orders
+// prevent.
 #ifdef NCCLFFM_TEST_WEAK_BARRIER
 constexpr std::memory_order kAcquire = std::memory_order_relaxed;
 constexpr std::memory_order kRelease = std::memory_order_relaxed;
@@ -43,7 +44,7 @@ struct Descriptor {
   Function function = Function::kAllReduce;
   int32_t datatype = 0;
   int32_t op = 0;
-  int32_t root = 0;  // the peer of a send or receive; the flags of a window
+  int32_t root = 0;    // the peer of a send or receive; the flags of a window
   uint64_t count = 0;  // elements; bytes of a window
   uint64_t send = kNoBuffer;
   uint64_t recv = kNoBuffer;
@@ -58,7 +59,8 @@ struct alignas(64) RankSlot {
   std::atomic<uint32_t> busy;      // 1 while the rank reads or writes its peers' buffers
 };
 
-/// Operations that all ranks enter in the same order. Phases count from 1; a phase is complete when every rank has arrived.
+/// Operations that all ranks enter in the same order. Phases count from 1; a phase is complete when every rank has
+/// arrived.
 struct Lane {
   struct alignas(64) Entry {
     std::atomic<uint64_t> arrived;  // the rank's latest phase
@@ -82,8 +84,8 @@ struct Control {
   std::atomic<uint32_t> failed;   // 0, or the ncclResult_t; stored after text
   char text[512];                 // why, for every rank's ncclGetLastError
   RankSlot ranks[kMaxRanks];
-  Lane streamLane;  // collectives, entered by stream workers
-  Lane hostLane;    // window registration, entered by the caller's thread
+  Lane streamLane;                   // collectives, entered by stream workers
+  Lane hostLane;                     // window registration, entered by the caller's thread
   Pair pairs[kMaxRanks][kMaxRanks];  // [source][destination]
 };
 

@@ -37,7 +37,9 @@ int processors() {
   return count == 0 ? 1 : static_cast<int>(count);
 }
 
-bool isDevice(int device) { return device >= 0 && device < deviceCount(); }
+bool isDevice(int device) {
+  return device >= 0 && device < deviceCount();
+}
 
 }  // namespace
 
@@ -46,7 +48,9 @@ int deviceCount() {
   return count;
 }
 
-int currentDevice() { return current; }
+int currentDevice() {
+  return current;
+}
 
 }  // namespace ncclffm::cpu
 
@@ -62,7 +66,9 @@ cudaError_t cudaRuntimeGetVersion(int *version) {
   });
 }
 
-cudaError_t cudaDriverGetVersion(int *version) { return cudaRuntimeGetVersion(version); }
+cudaError_t cudaDriverGetVersion(int *version) {
+  return cudaRuntimeGetVersion(version);
+}
 
 // NCCLFFM_CPU_NCCL_VERSION makes the backend claim another version, so that tests can meet a library that is too old.
 ncclResult_t ncclGetVersion(int *version) {

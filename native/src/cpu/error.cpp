@@ -62,7 +62,9 @@ const CudaErrorRow *findCudaError(cudaError_t code) {
   return nullptr;
 }
 
-void copyText(ErrorText &to, const char *from) { std::snprintf(to.text, sizeof(to.text), "%s", from); }
+void copyText(ErrorText &to, const char *from) {
+  std::snprintf(to.text, sizeof(to.text), "%s", from);
+}
 
 }  // namespace
 
@@ -89,7 +91,19 @@ std::string format(const char *pattern, ...) {
   return buffer;
 }
 
-std::string systemReason() { return std::string(": ") + std::strerror(errno); }
+const char *lastNcclText() {
+  if (threadText.text[0] != '\0') {
+    return threadText.text;
+  }
+  thread_local ErrorText copy;
+  std::lock_guard<std::mutex> lock(processText().mutex);
+  copyText(copy, processText().text);
+  return copy.text;
+}
+
+std::string systemReason() {
+  return std::string(": ") + std::strerror(errno);
+}
 
 }  // namespace ncclffm::cpu
 
@@ -111,7 +125,9 @@ cudaError_t cudaGetLastError(void) {
   return error;
 }
 
-cudaError_t cudaPeekAtLastError(void) { return lastCudaError; }
+cudaError_t cudaPeekAtLastError(void) {
+  return lastCudaError;
+}
 
 const char *ncclGetErrorString(ncclResult_t result) {
   switch (result) {
@@ -135,15 +151,4 @@ const char *ncclGetErrorString(ncclResult_t result) {
       return "timeout";
   }
   return "unknown result code";
-}
-
-// The text of this thread's last failure; a thread that had none sees the process's latest, as with NCCL's global buffer.
-const char *ncclGetLastError(ncclComm_t) {
-  if (threadText.text[0] != '\0') {
-    return threadText.text;
-  }
-  thread_local ErrorText copy;
-  std::lock_guard<std::mutex> lock(processText().mutex);
-  copyText(copy, processText().text);
-  return copy.text;
 }

@@ -17,6 +17,10 @@ cudaError_t remember(cudaError_t error);
 /// Stores the text that ncclGetLastError returns (on this thread, and as the process's latest) and hands the code back.
 ncclResult_t failNccl(ncclResult_t code, const std::string &text);
 
+/// The text of this thread's last failure; the process's latest one for a thread that had none, as with NCCL's global
+/// buffer. Valid until the thread's next call.
+const char *lastNcclText();
+
 /// printf into a std::string.
 std::string format(const char *pattern, ...) __attribute__((format(printf, 1, 2)));
 

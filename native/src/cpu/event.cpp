@@ -41,7 +41,7 @@ class Event {
 };
 
 Handles<cudaEvent_t, Event> &events() {
-  static auto *table = new Handles<cudaEvent_t, Event>;  // leaked, as every table of the backend
+  static auto *table = new Handles<cudaEvent_t, Event>(0x200000000);  // leaked, as every table of the backend
   return *table;
 }
 
@@ -74,11 +74,9 @@ cudaError_t cudaEventRecord(cudaEvent_t handle, cudaStream_t streamHandle) {
     }
     auto record = std::make_shared<Record>();
     std::optional<Ticket> ticket = append(stream, Work{[record] {
-                                                         record->reached = Clock::now();
-                                                         return cudaSuccess;
-                                                       },
-                                                       {},
-                                                       {}});
+                                            record->reached = Clock::now();
+                                            return cudaSuccess;
+                                          }});
     if (!ticket) {
       return cudaErrorInvalidResourceHandle;
     }

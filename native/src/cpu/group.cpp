@@ -44,8 +44,8 @@ void checkSelfMessages(const Communicator &comm, const std::vector<Descriptor> &
   }
 }
 
-/// The sends and receives of one communicator become one piece of work, on the first one's stream. The other streams stand
-/// still meanwhile, as if each had a part of it.
+/// The sends and receives of one communicator become one piece of work, on the first one's stream. The other streams
+/// stand still meanwhile, as if each had a part of it.
 void launchMessages(const std::vector<Operation> &operations) {
   const std::shared_ptr<Communicator> comm = operations[0].comm;
   const std::shared_ptr<Stream> stream = operations[0].stream;
@@ -69,7 +69,8 @@ void launchMessages(const std::vector<Operation> &operations) {
   }
 }
 
-/// Collectives first, in the order of the calls, then the messages: the same on every rank, however the calls were mixed.
+/// Collectives first, in the order of the calls, then the messages: the same on every rank, however the calls were
+/// mixed.
 void launch(const std::vector<Operation> &operations) {
   std::vector<std::shared_ptr<Communicator>> comms;
   for (const Operation &operation : operations) {

@@ -1,4 +1,5 @@
-// Opaque handles: numbers that are never reused, so that a closed or foreign handle is recognised instead of dereferenced.
+// Opaque handles: numbers that are never reused, so that a closed or foreign handle is recognised instead of
+// dereferenced.
 #ifndef NCCLFFM_CPU_HANDLES_H_
 #define NCCLFFM_CPU_HANDLES_H_
 
@@ -14,6 +15,9 @@ namespace ncclffm::cpu {
 template <class Handle, class Object>
 class Handles {
  public:
+  /// Handles count upwards from a number of this kind of object, so that no two kinds share one.
+  explicit Handles(uintptr_t first) : next_(first) {}
+
   Handle add(std::shared_ptr<Object> object) {
     std::lock_guard<std::mutex> lock(mutex_);
     next_ += 16;
@@ -62,7 +66,7 @@ class Handles {
  private:
   mutable std::mutex mutex_;
   std::unordered_map<uintptr_t, std::shared_ptr<Object>> objects_;
-  uintptr_t next_ = 0x10000;  // above the special stream handles 1 and 2, below any mapped address
+  uintptr_t next_;
 };
 
 }  // namespace ncclffm::cpu

@@ -22,7 +22,9 @@ uint64_t heapBytes() {
   return std::max(memory, kGranule) / kGranule * kGranule;
 }
 
-uint64_t roundUp(uint64_t value, uint64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+uint64_t roundUp(uint64_t value, uint64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
 
 }  // namespace
 

@@ -1,5 +1,5 @@
-// Emulated device memory: one sparse memfd per process. A peer process maps the whole of it once, so that any device pointer
-// is (process, offset) and collectives, windows and copies reach peers' memory directly.
+// Emulated device memory: one sparse memfd per process. A peer process maps the whole of it once, so that any device
+// pointer is (process, offset) and collectives, windows and copies reach peers' memory directly.
 #ifndef NCCLFFM_CPU_HEAP_H_
 #define NCCLFFM_CPU_HEAP_H_
 

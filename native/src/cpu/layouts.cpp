@@ -1,4 +1,5 @@
-// The layout table over abi.h. Every CPU struct has the same rows here as NVIDIA's headers give (test cpu_real_headers).
+// The layout table over abi.h. Every CPU struct has the same rows here as NVIDIA's headers give (test
+// cpu_real_headers).
 #include "layouts.h"
 
 #include "abi.h"

@@ -1,4 +1,5 @@
-// sizeof and offsetof of the CUDA and NCCL structs of abi.h, for ncclFfmGetLayouts and for the test over the real headers.
+// sizeof and offsetof of the CUDA and NCCL structs of abi.h, for ncclFfmGetLayouts and for the test over the real
+// headers.
 #ifndef NCCLFFM_CPU_LAYOUTS_H_
 #define NCCLFFM_CPU_LAYOUTS_H_
 

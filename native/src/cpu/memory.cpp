@@ -108,7 +108,7 @@ cudaError_t runAndWait(const std::shared_ptr<Stream> &stream, std::function<cuda
   if (onStreamWorker()) {
     return cudaErrorNotPermitted;
   }
-  const std::optional<Ticket> ticket = append(stream, Work{std::move(work), {}, {}});
+  const std::optional<Ticket> ticket = append(stream, Work{std::move(work)});
   return ticket ? stream->wait(ticket->number) : cudaErrorInvalidResourceHandle;
 }
 
@@ -265,13 +265,12 @@ cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind 
     }
     Copy copy;
     const cudaError_t error = checkCopy(to, from, bytes, kind, &copy);
-    return error != cudaSuccess ? error
-                                : runAndWait(findStream(nullptr, currentDevice()), copyWork(to, from, bytes));
+    return error != cudaSuccess ? error : runAndWait(findStream(nullptr, currentDevice()), copyWork(to, from, bytes));
   });
 }
 
-// A pageable source is staged before the call returns, a pageable target is complete when it returns; everything else is
-// asynchronous.
+// A pageable source is staged before the call returns, a pageable target is complete when it returns; everything else
+// is asynchronous.
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t handle) {
   return guardCuda([&] {
     const std::shared_ptr<Stream> stream = findStream(handle, currentDevice());
@@ -298,11 +297,13 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpy
         return cudaSuccess;
       };
     }
-    return append(stream, Work{std::move(work), {}, {}}) ? cudaSuccess : cudaErrorInvalidResourceHandle;
+    return append(stream, Work{std::move(work)}) ? cudaSuccess : cudaErrorInvalidResourceHandle;
   });
 }
 
-cudaError_t cudaMemset(void *pointer, int value, size_t bytes) { return cudaMemsetAsync(pointer, value, bytes, nullptr); }
+cudaError_t cudaMemset(void *pointer, int value, size_t bytes) {
+  return cudaMemsetAsync(pointer, value, bytes, nullptr);
+}
 
 cudaError_t cudaMemsetAsync(void *pointer, int value, size_t bytes, cudaStream_t handle) {
   return guardCuda([&] {
@@ -317,11 +318,9 @@ cudaError_t cudaMemsetAsync(void *pointer, int value, size_t bytes, cudaStream_t
       return cudaErrorInvalidValue;
     }
     const bool appended = append(stream, Work{[pointer, value, bytes] {
-                                                std::memset(pointer, value, bytes);
-                                                return cudaSuccess;
-                                              },
-                                              {},
-                                              {}})
+                                   std::memset(pointer, value, bytes);
+                                   return cudaSuccess;
+                                 }})
                               .has_value();
     return appended ? cudaSuccess : cudaErrorInvalidResourceHandle;
   });

@@ -22,11 +22,12 @@ struct Hello {
 
 constexpr uint32_t kHelloMagic = 0x4e464631;  // grows with the protocol: processes with other builds are refused
 
-/// Root to rank. On success with the descriptors {control, heap of process 0, lifeline of process 0, heap of process 1 ...}.
+/// Root to rank. On success with the descriptors {control, heap of process 0, lifeline of process 0, heap of process 1
+/// ...}.
 struct Welcome {
   int32_t result;  // an ncclResult_t
   int32_t processes;
-  char text[512];  // why not
+  char text[512];           // why not
   int32_t pids[kMaxRanks];  // by process
   struct {
     int32_t process;
@@ -37,7 +38,8 @@ struct Welcome {
 /// One packet. False with errno set when the peer is gone or the system refuses.
 bool sendPacket(int socket, const void *data, size_t bytes, const std::vector<int> &fds);
 
-/// One packet that has arrived: its length, 0 at the end of the connection, -1 with errno set. fds gets what came along.
+/// One packet that has arrived: its length, 0 at the end of the connection, -1 with errno set. fds gets what came
+/// along.
 long receivePacket(int socket, void *data, size_t bytes, std::vector<Fd> *fds);
 
 /// True when the process at the other end belongs to the same user: an abstract socket has no file permissions.

@@ -29,8 +29,8 @@ constexpr float powerOfTwo(int exponent) {
 }
 
 /// A binary format narrower than float: a sign, kExponentBits, kMantissaBits. kHasInfinity: the largest exponent means
-/// infinity and NaN as in IEEE 754; without it (e4m3) only all ones is NaN. kSaturates: what is too large becomes the largest
-/// finite value instead of infinity, as CUDA's conversions to 8 bits do.
+/// infinity and NaN as in IEEE 754; without it (e4m3) only all ones is NaN. kSaturates: what is too large becomes the
+/// largest finite value instead of infinity, as CUDA's conversions to 8 bits do.
 template <class Storage, int kExponentBits, int kMantissaBits, bool kHasInfinity, bool kSaturates>
 struct SmallFloat {
   Storage bits;
@@ -77,7 +77,8 @@ struct SmallFloat {
       }
     } else {
       // Subnormal in the small format: a multiple of its smallest number. Adding 2^23 makes float round to an integer.
-      const float scaled = floatOf(magnitude) * powerOfTwo(kBias == 127 ? 0 : kBias - 1 + kMantissaBits) + powerOfTwo(23);
+      const float scaled =
+          floatOf(magnitude) * powerOfTwo(kBias == 127 ? 0 : kBias - 1 + kMantissaBits) + powerOfTwo(23);
       result = bitsOf(scaled) & 0x7fffffu;
     }
     return {static_cast<Storage>(sign | result)};

@@ -97,21 +97,22 @@ uint64_t checkedBuffer(const char *function, const char *name, const void *buffe
   const std::optional<Allocation> allocation = Heap::instance().find(buffer);
   if (!allocation) {
     throw NcclFailure(ncclInvalidArgument,
-                      format("%s: %s %p is not device memory of this process (use cudaMalloc or ncclMemAlloc)", function,
-                             name, buffer));
+                      format("%s: %s %p is not device memory of this process (use cudaMalloc or ncclMemAlloc)",
+                             function, name, buffer));
   }
   const auto offset = static_cast<uint64_t>(static_cast<const char *>(buffer) - Heap::instance().base());
   const uint64_t left = allocation->offset + allocation->bytes - offset;
   if (bytes > left) {
-    throw NcclFailure(ncclInvalidArgument,
-                      format("%s: %s %p needs %llu bytes, but only %llu are left in its allocation of %llu", function, name,
-                             buffer, static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(left),
-                             static_cast<unsigned long long>(allocation->bytes)));
+    throw NcclFailure(
+        ncclInvalidArgument,
+        format("%s: %s %p needs %llu bytes, but only %llu are left in its allocation of %llu", function, name, buffer,
+               static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(left),
+               static_cast<unsigned long long>(allocation->bytes)));
   }
   if (allocation->device != comm.device()) {
     throw NcclFailure(ncclInvalidArgument,
-                      format("%s: %s %p is allocated on device %d, the communicator (rank %d) is on device %d", function,
-                             name, buffer, allocation->device, comm.rank(), comm.device()));
+                      format("%s: %s %p is allocated on device %d, the communicator (rank %d) is on device %d",
+                             function, name, buffer, allocation->device, comm.rank(), comm.device()));
   }
   return offset;
 }
@@ -119,10 +120,10 @@ uint64_t checkedBuffer(const char *function, const char *name, const void *buffe
 uint64_t checkedBytes(const char *function, size_t count, int blocks, int datatype) {
   const uint64_t unit = elementBytes(datatype) * static_cast<uint64_t>(blocks);
   if (unit != 0 && count > Heap::instance().bytes() / unit) {
-    throw NcclFailure(ncclInvalidArgument,
-                      format("%s: count %zu (%d blocks of %s) is more than any device's memory of %llu bytes", function,
-                             count, blocks, datatypeName(datatype),
-                             static_cast<unsigned long long>(Heap::instance().bytes())));
+    throw NcclFailure(
+        ncclInvalidArgument,
+        format("%s: count %zu (%d blocks of %s) is more than any device's memory of %llu bytes", function, count,
+               blocks, datatypeName(datatype), static_cast<unsigned long long>(Heap::instance().bytes())));
   }
   return count * unit;
 }

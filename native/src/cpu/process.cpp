@@ -52,8 +52,8 @@ std::shared_ptr<Mapping> Mapping::of(Fd fd) {
     const auto bytes = static_cast<uint64_t>(status.st_size);
     void *base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd.get(), 0);
     if (base == MAP_FAILED) {
-      throw NcclFailure(ncclSystemError, format("mapping %zu bytes of shared memory", static_cast<size_t>(bytes)) +
-                                             systemReason());
+      throw NcclFailure(ncclSystemError,
+                        format("mapping %zu bytes of shared memory", static_cast<size_t>(bytes)) + systemReason());
     }
     madvise(base, bytes, MADV_DONTDUMP);
     mapping = std::shared_ptr<Mapping>(new Mapping(static_cast<char *>(base), bytes));
@@ -77,7 +77,9 @@ bool Mapping::anyContains(const void *pointer, uint64_t bytes) {
   return false;
 }
 
-Mapping::~Mapping() { munmap(base_, bytes_); }
+Mapping::~Mapping() {
+  munmap(base_, bytes_);
+}
 
 PeerProcess PeerProcess::open(Fd heap, Fd lifeline, int pid) {
   PeerProcess process;

@@ -1,4 +1,5 @@
-// What processes know of each other: the heap of a peer process as mapped here, and a lifeline that breaks when it ends.
+// What processes know of each other: the heap of a peer process as mapped here, and a lifeline that breaks when it
+// ends.
 #ifndef NCCLFFM_CPU_PROCESS_H_
 #define NCCLFFM_CPU_PROCESS_H_
 
@@ -44,8 +45,8 @@ struct PeerProcess {
   bool dead() const;
 };
 
-/// The read end of a pipe whose write end this process alone holds and never closes: it reports a hang-up when the process is
-/// gone, however it ended. Throws NcclFailure(ncclSystemError).
+/// The read end of a pipe whose write end this process alone holds and never closes: it reports a hang-up when the
+/// process is gone, however it ended. Throws NcclFailure(ncclSystemError).
 int lifelineFd();
 
 }  // namespace ncclffm::cpu

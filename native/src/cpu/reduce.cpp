@@ -25,7 +25,8 @@ struct Arithmetic<SmallFloat<S, E, M, I, F>> {
   static Number store(float value) { return Number::fromFloat(value); }
 };
 
-// Sums and products of integers wrap: computed unsigned, at least as wide as int so that promotion cannot make them signed.
+// Sums and products of integers wrap: computed unsigned, at least as wide as int so that promotion cannot make them
+// signed.
 template <class T>
 using Wrapping = std::conditional_t<sizeof(T) <= 4, uint32_t, uint64_t>;
 
@@ -122,33 +123,35 @@ struct TypeRow {
 };
 
 constexpr TypeRow kTypes[ncclNumTypes] = {
-    {"ncclInt8", 1, ofType<int8_t>},
-    {"ncclUint8", 1, ofType<uint8_t>},
-    {"ncclInt32", 4, ofType<int32_t>},
-    {"ncclUint32", 4, ofType<uint32_t>},
-    {"ncclInt64", 8, ofType<int64_t>},
-    {"ncclUint64", 8, ofType<uint64_t>},
-    {"ncclFloat16", 2, ofType<Float16>},
-    {"ncclFloat32", 4, ofType<float>},
-    {"ncclFloat64", 8, ofType<double>},
-    {"ncclBfloat16", 2, ofType<Bfloat16>},
-    {"ncclFloat8e4m3", 1, ofType<Float8e4m3>},
-    {"ncclFloat8e5m2", 1, ofType<Float8e5m2>},
+    {"ncclInt8", 1, ofType<int8_t>},           {"ncclUint8", 1, ofType<uint8_t>},
+    {"ncclInt32", 4, ofType<int32_t>},         {"ncclUint32", 4, ofType<uint32_t>},
+    {"ncclInt64", 8, ofType<int64_t>},         {"ncclUint64", 8, ofType<uint64_t>},
+    {"ncclFloat16", 2, ofType<Float16>},       {"ncclFloat32", 4, ofType<float>},
+    {"ncclFloat64", 8, ofType<double>},        {"ncclBfloat16", 2, ofType<Bfloat16>},
+    {"ncclFloat8e4m3", 1, ofType<Float8e4m3>}, {"ncclFloat8e5m2", 1, ofType<Float8e5m2>},
 };
 
-bool isType(int datatype) { return datatype >= 0 && datatype < ncclNumTypes; }
+bool isType(int datatype) {
+  return datatype >= 0 && datatype < ncclNumTypes;
+}
 
 }  // namespace
 
-size_t elementBytes(int datatype) { return isType(datatype) ? kTypes[datatype].bytes : 0; }
+size_t elementBytes(int datatype) {
+  return isType(datatype) ? kTypes[datatype].bytes : 0;
+}
 
-const char *datatypeName(int datatype) { return isType(datatype) ? kTypes[datatype].name : "unknown type"; }
+const char *datatypeName(int datatype) {
+  return isType(datatype) ? kTypes[datatype].name : "unknown type";
+}
 
 const char *opName(int op) {
   static constexpr const char *kNames[ncclNumOps] = {"ncclSum", "ncclProd", "ncclMax", "ncclMin", "ncclAvg"};
   return op >= 0 && op < ncclNumOps ? kNames[op] : "unknown operation";
 }
 
-ReduceBlock reduceBlock(ncclDataType_t datatype, ncclRedOp_t op) { return kTypes[datatype].reduction(op); }
+ReduceBlock reduceBlock(ncclDataType_t datatype, ncclRedOp_t op) {
+  return kTypes[datatype].reduction(op);
+}
 
 }  // namespace ncclffm::cpu

@@ -16,9 +16,9 @@ const char *opName(int op);
 
 constexpr uint64_t kReduceBlock = 2048;  // elements; 16 KiB of float64 stay in the first-level cache
 
-/// result[i] = sources[0][i] op sources[1][i] ... in this order, for count <= kReduceBlock elements. 16- and 8-bit types are
-/// computed in float and rounded once; integers wrap; an integer average is the wrapped sum divided by n, towards zero. NaN
-/// loses against a number in max and min, as in fmax. result must not overlap a source.
+/// result[i] = sources[0][i] op sources[1][i] ... in this order, for count <= kReduceBlock elements. 16- and 8-bit
+/// types are computed in float and rounded once; integers wrap; an integer average is the wrapped sum divided by n,
+/// towards zero. NaN loses against a number in max and min, as in fmax. result must not overlap a source.
 using ReduceBlock = void (*)(const void *const *sources, int n, uint64_t count, void *result);
 
 /// The function for a type and an operation, both valid.

@@ -87,8 +87,8 @@ class Root {
     if (!finished_ && nRanks_ > 0 && joined() == nRanks_) {
       welcomeAll();
     } else if (!finished_ && deadline_ && Clock::now() >= *deadline_) {
-      refuseAll(ncclSystemError, format("ncclCommInitRank: rank %s of %d did not come within %lld ms", missing().c_str(),
-                                        nRanks_, static_cast<long long>(limit_.count())));
+      refuseAll(ncclSystemError, format("ncclCommInitRank: rank %s of %d did not come within %lld ms",
+                                        missing().c_str(), nRanks_, static_cast<long long>(limit_.count())));
     }
     if (finished_) {
       turnLateOnesAway();
@@ -150,8 +150,8 @@ class Root {
     client.heap = std::move(fds[0]);
     client.lifeline = std::move(fds[1]);
     if (hello.nRanks != nRanks_) {
-      refuseAll(ncclInvalidUsage, format("ncclCommInitRank: rank %d says nranks = %d, the first rank said %d", hello.rank,
-                                         hello.nRanks, nRanks_));
+      refuseAll(ncclInvalidUsage, format("ncclCommInitRank: rank %d says nranks = %d, the first rank said %d",
+                                         hello.rank, hello.nRanks, nRanks_));
     } else if (taken) {
       refuseAll(ncclInvalidUsage, format("ncclCommInitRank: rank %d came twice for the same unique id", hello.rank));
     }
@@ -171,9 +171,8 @@ class Root {
   std::string missing() const {
     std::string text;
     for (int rank = 0; rank < nRanks_; ++rank) {
-      const bool here = std::any_of(clients_.begin(), clients_.end(), [&](const Client &client) {
-        return client.hello && client.hello->rank == rank;
-      });
+      const bool here = std::any_of(clients_.begin(), clients_.end(),
+                                    [&](const Client &client) { return client.hello && client.hello->rank == rank; });
       if (!here) {
         text += (text.empty() ? "" : ", ") + std::to_string(rank);
       }
@@ -225,8 +224,8 @@ class Root {
   // Those who connected just before the meeting point closes; anybody later is refused by the system.
   void turnLateOnesAway() {
     accept();
-    const Welcome refusal =
-        refusalOf(ncclInvalidUsage, "ncclCommInitRank: this unique id was already used; make a new one with ncclGetUniqueId");
+    const Welcome refusal = refusalOf(
+        ncclInvalidUsage, "ncclCommInitRank: this unique id was already used; make a new one with ncclGetUniqueId");
     for (const Client &client : clients_) {
       if (!client.hello) {
         (void)sendPacket(client.socket.get(), &refusal, sizeof(refusal), {});
@@ -349,7 +348,8 @@ ncclUniqueId openRendezvous() {
   return id;
 }
 
-Join::Join(const ncclUniqueId &id, int nRanks, int rank, int device) : nRanks_(nRanks), rank_(rank), socket_(newSocket()) {
+Join::Join(const ncclUniqueId &id, int nRanks, int rank, int device)
+    : nRanks_(nRanks), rank_(rank), socket_(newSocket()) {
   if (std::memcmp(id.internal, kIdMagic, sizeof(kIdMagic)) != 0) {
     throw NcclFailure(ncclInvalidArgument,
                       "ncclCommInitRank: the unique id was not made by ncclGetUniqueId of this library");
@@ -384,9 +384,9 @@ Membership Join::finish() {
       throw NcclFailure(ncclSystemError, "ncclCommInitRank: hearing from the root" + systemReason());
     }
     if (bytes == 0 || (bytes < 0 && errno == ECONNRESET)) {
-      throw NcclFailure(ncclRemoteError,
-                        format("ncclCommInitRank: the process that created the unique id ended before rank %d was admitted",
-                               rank_));
+      throw NcclFailure(
+          ncclRemoteError,
+          format("ncclCommInitRank: the process that created the unique id ended before rank %d was admitted", rank_));
     }
     if (bytes < 0) {
       const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
@@ -404,7 +404,8 @@ Membership Join::finish() {
     throw NcclFailure(static_cast<ncclResult_t>(welcome.result), welcome.text);
   }
   if (fds.size() != 1 + 2 * static_cast<size_t>(welcome.processes)) {
-    throw NcclFailure(ncclSystemError, "ncclCommInitRank: descriptors were lost; is the open-file limit (ulimit -n) reached?");
+    throw NcclFailure(ncclSystemError,
+                      "ncclCommInitRank: descriptors were lost; is the open-file limit (ulimit -n) reached?");
   }
   Membership membership;
   membership.control = Mapping::of(std::move(fds[0]));

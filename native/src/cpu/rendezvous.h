@@ -1,6 +1,7 @@
-// How ranks find each other. ncclGetUniqueId opens an abstract-namespace Unix socket in this process (it vanishes with the
-// process and leaves no file); ranks introduce themselves there and get the table of all ranks, the descriptors of all heaps
-// and lifelines, and the communicator's control segment. After that the socket is gone and ranks need no helper.
+// How ranks find each other. ncclGetUniqueId opens an abstract-namespace Unix socket in this process (it vanishes with
+// the process and leaves no file); ranks introduce themselves there and get the table of all ranks, the descriptors of
+// all heaps and lifelines, and the communicator's control segment. After that the socket is gone and no process is
+// special.
 #ifndef NCCLFFM_CPU_RENDEZVOUS_H_
 #define NCCLFFM_CPU_RENDEZVOUS_H_
 
@@ -38,8 +39,8 @@ class Join {
   /// Introduces the rank; does not wait for others. Throws NcclFailure.
   Join(const ncclUniqueId &id, int nRanks, int rank, int device);
 
-  /// Waits until all ranks have come. Throws NcclFailure: ncclInvalidUsage for ranks that contradict each other or an id
-  /// that was used before, ncclSystemError for ranks that did not come in time, ncclRemoteError for one that ended.
+  /// Waits until all ranks have come. Throws NcclFailure: ncclInvalidUsage for ranks that contradict each other or an
+  /// id that was used before, ncclSystemError for ranks that did not come in time, ncclRemoteError for one that ended.
   Membership finish();
 
  private:

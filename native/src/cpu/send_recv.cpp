@@ -1,5 +1,5 @@
-// ncclSend and ncclRecv. The sender describes its buffer in the pair's slot, the receiver copies out of it and says so; the
-// messages of a group advance side by side, those between the same two ranks in order.
+// ncclSend and ncclRecv. The sender describes its buffer in the pair's slot, the receiver copies out of it and says so;
+// the messages of a group advance side by side, those between the same two ranks in order.
 #include <deque>
 #include <map>
 #include <set>
@@ -21,7 +21,8 @@ ncclResult_t message(Function function, const void *buffer, size_t count, ncclDa
     prepare(name, commHandle, stream, datatype, &operation);
     const Communicator &comm = *operation.comm;
     if (peer < 0 || peer >= comm.nRanks()) {
-      throw NcclFailure(ncclInvalidArgument, format("%s: peer %d is not one of the %d ranks", name, peer, comm.nRanks()));
+      throw NcclFailure(ncclInvalidArgument,
+                        format("%s: peer %d is not one of the %d ranks", name, peer, comm.nRanks()));
     }
     Descriptor &d = operation.descriptor;
     d.function = function;
@@ -113,9 +114,9 @@ class Exchange {
 
   void take(int peer, const Descriptor &sent, const Descriptor &wanted) {
     if (sent.count != wanted.count || sent.datatype != wanted.datatype) {
-      result_ = comm_.fail(ncclInvalidUsage, format("send and receive disagree: rank %d called %s, rank %d called %s",
-                                                    peer, describe(sent).c_str(), comm_.rank(),
-                                                    describe(wanted).c_str()));
+      result_ =
+          comm_.fail(ncclInvalidUsage, format("send and receive disagree: rank %d called %s, rank %d called %s", peer,
+                                              describe(sent).c_str(), comm_.rank(), describe(wanted).c_str()));
       return;
     }
     const uint64_t bytes = wanted.count * elementBytes(wanted.datatype);

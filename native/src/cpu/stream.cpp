@@ -12,7 +12,7 @@ namespace ncclffm::cpu {
 namespace {
 
 struct StreamTable {
-  Handles<cudaStream_t, Stream> open;
+  Handles<cudaStream_t, Stream> open{0x100000000};
   std::mutex mutex;
   std::map<int, std::shared_ptr<Stream>> defaults;  // by device
 };
@@ -155,7 +155,7 @@ std::optional<Ticket> append(const std::shared_ptr<Stream> &stream, Work work) {
 
 cudaError_t enqueue(cudaStream_t handle, std::function<cudaError_t()> work) {
   const std::shared_ptr<Stream> stream = findStream(handle, currentDevice());
-  if (stream == nullptr || !append(stream, Work{std::move(work), {}, {}})) {
+  if (stream == nullptr || !append(stream, Work{std::move(work)})) {
     return cudaErrorInvalidResourceHandle;
   }
   return cudaSuccess;
@@ -173,7 +173,9 @@ cudaError_t synchronizeDevice(int device) {
   return result;
 }
 
-bool onStreamWorker() { return worker; }
+bool onStreamWorker() {
+  return worker;
+}
 
 }  // namespace ncclffm::cpu
 

@@ -1,10 +1,11 @@
 // Streams: a FIFO of host functions and a worker thread each.
 //
-// Every piece of work gets a ticket. Waiting for an event, for the default stream or for another stream of a communicator is
-// all the same: work that starts after (stream, ticket). Tickets only refer to work enqueued before, so they form no cycle.
+// Every piece of work gets a ticket. Waiting for an event, for the default stream or for another stream of a
+// communicator is all the same: work that starts after (stream, ticket). Tickets only refer to work enqueued before, so
+// they form no cycle.
 //
-// Work that returns an error fails its stream for good: what follows is skipped, and every later wait reports the error, so
-// that garbage is never handed over silently.
+// Work that returns an error fails its stream for good: what follows is skipped, and every later wait reports the
+// error, so that garbage is never handed over silently.
 #ifndef NCCLFFM_CPU_STREAM_H_
 #define NCCLFFM_CPU_STREAM_H_
 
@@ -30,9 +31,9 @@ struct Ticket {
 };
 
 struct Work {
-  std::function<cudaError_t()> run;  // a result other than cudaSuccess fails the stream
-  std::function<void()> skipped;     // called instead of run when the stream has failed before; may be empty
-  std::vector<Ticket> after;         // what must be complete first, beside the work before it on the stream
+  std::function<cudaError_t()> run;    // a result other than cudaSuccess fails the stream
+  std::function<void()> skipped = {};  // called instead of run when the stream has failed before; may be empty
+  std::vector<Ticket> after = {};      // what must be complete first, beside the work before it on the stream
 };
 
 class Stream : public std::enable_shared_from_this<Stream> {
@@ -79,7 +80,8 @@ class Stream : public std::enable_shared_from_this<Stream> {
 /// The open stream of a handle, or null. NULL and cudaStreamLegacy (1) are the default stream of the given device.
 std::shared_ptr<Stream> findStream(cudaStream_t handle, int device);
 
-/// Appends work with CUDA's order between the default stream and blocking streams. Nothing when the stream has been closed.
+/// Appends work with CUDA's order between the default stream and blocking streams. Nothing when the stream has been
+/// closed.
 std::optional<Ticket> append(const std::shared_ptr<Stream> &stream, Work work);
 
 /// Appends work to the stream of a handle (NULL = default stream of the current device).

@@ -10,9 +10,9 @@
 
 namespace ncclffm::cpu {
 
-/// Starts a detached thread, so that process exit never waits for it. Signals meant for the process (the host may be a JVM)
-/// are blocked in it. The synchronous ones stay open: host functions may be Java upcalls, and the JVM needs SIGSEGV for its
-/// safepoints and null checks. name has at most 15 characters.
+/// Starts a detached thread, so that process exit never waits for it. Signals meant for the process (the host may be a
+/// JVM) are blocked in it. The synchronous ones stay open: host functions may be Java upcalls, and the JVM needs
+/// SIGSEGV for its safepoints and null checks. name has at most 15 characters.
 template <class Body>
 void startThread(const char *name, Body body) {
   sigset_t blocked;

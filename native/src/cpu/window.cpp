@@ -23,7 +23,7 @@ struct Window {
 };
 
 Handles<ncclWindow_t, Window> &windows() {
-  static auto *table = new Handles<ncclWindow_t, Window>;  // leaked, as every table of the backend
+  static auto *table = new Handles<ncclWindow_t, Window>(0x400000000);  // leaked, as every table of the backend
   return *table;
 }
 
@@ -39,8 +39,9 @@ std::shared_ptr<Window> gather(const std::shared_ptr<Communicator> &comm) {
     const Descriptor &d = comm->descriptorOf(comm->hostCursor(), rank);
     char *base = comm->at(rank, d.send, d.count);
     if (base == nullptr) {
-      throw NcclFailure(comm->fail(ncclInternalError, format("%s: rank %d names memory outside its heap", kRegister, rank)),
-                        comm->errorText());
+      throw NcclFailure(
+          comm->fail(ncclInternalError, format("%s: rank %d names memory outside its heap", kRegister, rank)),
+          comm->errorText());
     }
     window->parts.push_back({base, d.count});
   }
@@ -95,8 +96,8 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t handle, void *buff, size_t size, 
       throw NcclFailure(ncclInvalidArgument, format("%s: buff %p is not from ncclMemAlloc", kRegister, buff));
     }
     if (offset % NCCL_WIN_REQUIRED_ALIGNMENT != 0) {
-      throw NcclFailure(ncclInvalidArgument, format("%s: buff %p is not aligned to %d bytes", kRegister, buff,
-                                                    NCCL_WIN_REQUIRED_ALIGNMENT));
+      throw NcclFailure(ncclInvalidArgument,
+                        format("%s: buff %p is not aligned to %d bytes", kRegister, buff, NCCL_WIN_REQUIRED_ALIGNMENT));
     }
     WindowRequest request{comm, {}, window};
     request.descriptor.function = Function::kWindowRegister;
@@ -113,8 +114,9 @@ ncclResult_t ncclCommWindowDeregister(ncclComm_t handle, ncclWindow_t window) {
     const std::shared_ptr<Communicator> comm = openCommunicator("ncclCommWindowDeregister", handle);
     const std::shared_ptr<Window> found = windows().find(window);
     if (found == nullptr || found->comm != comm) {
-      throw NcclFailure(ncclInvalidArgument, format("ncclCommWindowDeregister: window %p is not open on this communicator",
-                                                    static_cast<void *>(window)));
+      throw NcclFailure(
+          ncclInvalidArgument,
+          format("ncclCommWindowDeregister: window %p is not open on this communicator", static_cast<void *>(window)));
     }
     (void)windows().remove(window);
     return ncclSuccess;
@@ -136,8 +138,8 @@ ncclResult_t ncclGetLsaDevicePointer(ncclWindow_t handle, size_t offset, int lsa
     const Window::Part &part = window->parts[static_cast<size_t>(lsaRank)];
     if (offset >= part.bytes) {
       throw NcclFailure(ncclInvalidArgument,
-                        format("ncclGetLsaDevicePointer: offset %zu is outside the window of %llu bytes of rank %d", offset,
-                               static_cast<unsigned long long>(part.bytes), lsaRank));
+                        format("ncclGetLsaDevicePointer: offset %zu is outside the window of %llu bytes of rank %d",
+                               offset, static_cast<unsigned long long>(part.bytes), lsaRank));
     }
     *pointer = part.base + offset;
     return ncclSuccess;

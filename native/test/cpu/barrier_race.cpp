@@ -1,5 +1,5 @@
-// Eight ranks, in-place all-reduces: the program in which ThreadSanitizer must find nothing, and must find the race when the
-// barrier is weakened (NCCLFFM_TEST_WEAK_BARRIER).
+// Eight ranks, in-place all-reduces: the program in which ThreadSanitizer must find nothing, and must find the race
+// when the barrier is weakened (NCCLFFM_TEST_WEAK_BARRIER).
 #include "world.h"
 
 using namespace test;

@@ -45,8 +45,8 @@ void checkEqual(const char *file, int line, const char *expression, const A &got
 }  // namespace test
 
 // TEST lines start at column 0: CMake reads the names of the cases from them.
-#define TEST(name)                                       \
-  static void name();                                    \
+#define TEST(name)                                            \
+  static void name();                                         \
   static test::Registration registration_##name(#name, name); \
   static void name()
 
@@ -60,7 +60,8 @@ void checkEqual(const char *file, int line, const char *expression, const A &got
 #define CHECK_EQ(got, want) test::checkEqual(__FILE__, __LINE__, #got, got, want, "")
 #define CHECK_EQ_IN(got, want, context) test::checkEqual(__FILE__, __LINE__, #got, got, want, context)
 
-#define CUDA_OK(call) test::checkEqual(__FILE__, __LINE__, #call, static_cast<int>(call), 0, cudaGetErrorName(cudaPeekAtLastError()))
+#define CUDA_OK(call) \
+  test::checkEqual(__FILE__, __LINE__, #call, static_cast<int>(call), 0, cudaGetErrorName(cudaPeekAtLastError()))
 #define NCCL_OK(call) test::checkEqual(__FILE__, __LINE__, #call, static_cast<int>(call), 0, ncclGetLastError(nullptr))
 
 #define CHECK_CONTAINS(text, part)                                                                           \

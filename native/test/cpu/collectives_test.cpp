@@ -1,5 +1,5 @@
-// Every collective x element type x operation x number of ranks x count, out of place and in place, against float64 and exact
-// integers, with guards around every buffer and other data in every call.
+// Every collective x element type x operation x number of ranks x count, out of place and in place, against float64 and
+// exact integers, with guards around every buffer and other data in every call.
 #include <cstring>
 
 #include "reference.h"
@@ -21,9 +21,9 @@ struct Call {
   uint64_t number;  // seeds the data
 
   std::string text(int nRanks) const {
-    return "kind " + std::to_string(static_cast<int>(kind)) + " type " + std::to_string(type) + " op " + std::to_string(op) +
-           " count " + std::to_string(count) + " root " + std::to_string(root) + (inPlace ? " in place" : "") + " ranks " +
-           std::to_string(nRanks) + " call " + std::to_string(number);
+    return "kind " + std::to_string(static_cast<int>(kind)) + " type " + std::to_string(type) + " op " +
+           std::to_string(op) + " count " + std::to_string(count) + " root " + std::to_string(root) +
+           (inPlace ? " in place" : "") + " ranks " + std::to_string(nRanks) + " call " + std::to_string(number);
   }
 };
 
@@ -55,7 +55,8 @@ class GuardedBuffer {
     const std::vector<char> all = toHost(base_, start_ + bytes_ + kGuard - 8);
     for (size_t i = 0; i < all.size(); ++i) {
       if (i < start_ || i >= start_ + bytes_) {
-        CHECK_EQ_IN(static_cast<int>(all[i]), static_cast<int>(kGuardByte), "guard at " + std::to_string(i) + ", " + context);
+        CHECK_EQ_IN(static_cast<int>(all[i]), static_cast<int>(kGuardByte),
+                    "guard at " + std::to_string(i) + ", " + context);
       }
     }
   }
@@ -146,7 +147,8 @@ void checkResult(const Call &call, const Rank &rank, Shared &shared, const std::
       }
       break;
     case Kind::kReduceScatter:
-      CHECK_EQ_IN(checkReduced(call.type, call.op, shared.inputs, self * call.count, call.count, got.data()), "", context);
+      CHECK_EQ_IN(checkReduced(call.type, call.op, shared.inputs, self * call.count, call.count, got.data()), "",
+                  context);
       break;
     case Kind::kBroadcast:
       checkBytes(got.data(), shared.inputs[root].data(), block, context);
@@ -191,7 +193,8 @@ class Barrier {
   uint64_t round_ = 0;
 };
 
-void runCall(const Call &call, Rank &rank, Shared &shared, Barrier &barrier, GuardedBuffer &first, GuardedBuffer &second) {
+void runCall(const Call &call, Rank &rank, Shared &shared, Barrier &barrier, GuardedBuffer &first,
+             GuardedBuffer &second) {
   const size_t element = bytesOf(call.type);
   const size_t block = call.count * element;
   const Sizes sizes = sizesOf(call, rank.rank, rank.nRanks);
@@ -220,7 +223,8 @@ void runCall(const Call &call, Rank &rank, Shared &shared, Barrier &barrier, Gua
   first.checkGuards(call.text(rank.nRanks));
   if (!call.inPlace) {
     second.checkGuards(call.text(rank.nRanks));
-    checkBytes(toHost(send, sendBytes).data(), shared.inputs[self].data(), sendBytes, "input of " + call.text(rank.nRanks));
+    checkBytes(toHost(send, sendBytes).data(), shared.inputs[self].data(), sendBytes,
+               "input of " + call.text(rank.nRanks));
   }
   if (rank.rank == 0) {
     shared.firstResult = got;
@@ -271,14 +275,30 @@ void checkKind(Kind kind, bool withOps, bool withRoot, bool withInPlace) {
 
 }  // namespace
 
-TEST(allReduceMatchesReference) { checkKind(Kind::kAllReduce, true, false, true); }
-TEST(reduceMatchesReference) { checkKind(Kind::kReduce, true, true, true); }
-TEST(reduceScatterMatchesReference) { checkKind(Kind::kReduceScatter, true, false, true); }
-TEST(broadcastMatchesReference) { checkKind(Kind::kBroadcast, false, true, true); }
-TEST(allGatherMatchesReference) { checkKind(Kind::kAllGather, false, false, true); }
-TEST(alltoAllMatchesReference) { checkKind(Kind::kAlltoAll, false, false, false); }
-TEST(gatherMatchesReference) { checkKind(Kind::kGather, false, true, true); }
-TEST(scatterMatchesReference) { checkKind(Kind::kScatter, false, true, true); }
+TEST(allReduceMatchesReference) {
+  checkKind(Kind::kAllReduce, true, false, true);
+}
+TEST(reduceMatchesReference) {
+  checkKind(Kind::kReduce, true, true, true);
+}
+TEST(reduceScatterMatchesReference) {
+  checkKind(Kind::kReduceScatter, true, false, true);
+}
+TEST(broadcastMatchesReference) {
+  checkKind(Kind::kBroadcast, false, true, true);
+}
+TEST(allGatherMatchesReference) {
+  checkKind(Kind::kAllGather, false, false, true);
+}
+TEST(alltoAllMatchesReference) {
+  checkKind(Kind::kAlltoAll, false, false, false);
+}
+TEST(gatherMatchesReference) {
+  checkKind(Kind::kGather, false, true, true);
+}
+TEST(scatterMatchesReference) {
+  checkKind(Kind::kScatter, false, true, true);
+}
 
 TEST(allReduceOf64MiBIsRightAndTimed) {
   constexpr size_t kCount = kSanitized ? 1 << 18 : 1 << 24;
@@ -297,7 +317,8 @@ TEST(allReduceOf64MiBIsRightAndTimed) {
     float milliseconds = 0;
     CUDA_OK(cudaEventElapsedTime(&milliseconds, start, end));
     if (rank.rank == 0) {
-      std::printf("%zu bytes over %d ranks: %.1f ms\n", kCount * sizeof(float), kRanks, static_cast<double>(milliseconds));
+      std::printf("%zu bytes over %d ranks: %.1f ms\n", kCount * sizeof(float), kRanks,
+                  static_cast<double>(milliseconds));
     }
     for (float value : toHost(data, kCount)) {
       CHECK_EQ(value, 36.0f);

@@ -9,7 +9,9 @@ using Clock = std::chrono::steady_clock;
 
 namespace {
 
-double secondsSince(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+double secondsSince(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
 
 void checkAllReduce(ncclComm_t *comms, int n) {
   std::vector<cudaStream_t> streams;
@@ -146,7 +148,8 @@ TEST(wrongArgumentsAreRefusedWithTheReason) {
       CHECK_CONTAINS(ncclGetLastError(comm), why);
     };
     refuses(ncclAllReduce(data, data, 1, ncclInt32, ncclSum, nullptr, stream), "comm is NULL");
-    refuses(ncclAllReduce(data, data, 1, ncclInt32, ncclSum, reinterpret_cast<ncclComm_t>(&value), stream), "is not open");
+    refuses(ncclAllReduce(data, data, 1, ncclInt32, ncclSum, reinterpret_cast<ncclComm_t>(&value), stream),
+            "is not open");
     refuses(ncclAllReduce(data, data, 1, static_cast<ncclDataType_t>(12), ncclSum, comm, stream), "datatype 12");
     refuses(ncclAllReduce(data, data, 1, static_cast<ncclDataType_t>(-1), ncclSum, comm, stream), "datatype -1");
     refuses(ncclAllReduce(data, data, 1, ncclInt32, static_cast<ncclRedOp_t>(5), comm, stream), "op 5");

@@ -38,8 +38,8 @@ static void checkFormat(const char *name, const Format &format) {
     if (std::isnan(value)) {
       continue;
     }
-    const std::string context = std::string(name) + " of float " + std::to_string(bitsOf(value)) + " seed " +
-                                std::to_string(kSeed);
+    const std::string context =
+        std::string(name) + " of float " + std::to_string(bitsOf(value)) + " seed " + std::to_string(kSeed);
     CHECK_EQ_IN(static_cast<uint32_t>(Number::fromFloat(value).bits), encode(format, value), context);
   }
 }

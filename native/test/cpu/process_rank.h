@@ -4,8 +4,8 @@
 
 namespace test {
 
-/// Arguments: scenario, rank, number of ranks. The unique id comes from standard input, followed by one byte for each permission to
-/// go on; one byte goes to standard output for each thing achieved. Returns the exit status.
+/// Arguments: scenario, rank, number of ranks. The unique id comes from standard input, followed by one byte for each
+/// permission to go on; one byte goes to standard output for each thing achieved. Returns the exit status.
 int runAsRank(int argc, char **argv);
 
 }  // namespace test

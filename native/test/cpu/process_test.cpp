@@ -23,7 +23,9 @@ namespace {
 
 constexpr int kLongMs = 60000;  // for what must happen; a failure, not a delay
 
-void writeAll(int fd, const void *data, size_t bytes) { CHECK_EQ(write(fd, data, bytes), static_cast<ssize_t>(bytes)); }
+void writeAll(int fd, const void *data, size_t bytes) {
+  CHECK_EQ(write(fd, data, bytes), static_cast<ssize_t>(bytes));
+}
 
 void readAll(int fd, void *data, size_t bytes) {
   auto *to = static_cast<char *>(data);
@@ -130,7 +132,9 @@ ncclUniqueId idFromParent() {
   return id;
 }
 
-void mark() { writeAll(1, "m", 1); }
+void mark() {
+  writeAll(1, "m", 1);
+}
 
 void awaitPermission() {
   char byte;
@@ -318,8 +322,8 @@ void killedDuringInitScenario(int number, int n) {
 void exitWithEverythingOpenScenario(int number, int n) {
   const Rank rank = join(idFromParent(), number, n);
   auto *data = deviceArray<int>(1);
-  static Gate never;
-  CUDA_OK(cudaLaunchHostFunc(rank.stream, Gate::waitAt, &never));
+  static auto *never = new Gate;  // not destroyed: the stream's worker waits at it until the process is gone
+  CUDA_OK(cudaLaunchHostFunc(rank.stream, Gate::waitAt, never));
   NCCL_OK(ncclAllReduce(data, data, 1, ncclInt32, ncclSum, rank.comm, rank.stream));
 }
 
@@ -412,7 +416,9 @@ TEST(processesDoCollectivesAndMessages) {
   }
 }
 
-TEST(processesShareWindows) { checkAllEnd("window", 4); }
+TEST(processesShareWindows) {
+  checkAllEnd("window", 4);
+}
 
 TEST(processesJoinWithAnIdOfRankZero) {
   const RankProcesses ranks = start("rankZeroMakesTheId", 3);
@@ -444,7 +450,9 @@ TEST(creatorOfTheIdMayEndAfterTheInit) {
   }
 }
 
-TEST(killedRankFreesThoseWhoWaitForIt) { checkSurvivors("killedWhileOthersWait", 4, 3, true); }
+TEST(killedRankFreesThoseWhoWaitForIt) {
+  checkSurvivors("killedWhileOthersWait", 4, 3, true);
+}
 
 TEST(killedRankInTheMiddleOfCollectivesIsNoticed) {
   for (int victim : {0, 1, 2}) {
@@ -452,7 +460,9 @@ TEST(killedRankInTheMiddleOfCollectivesIsNoticed) {
   }
 }
 
-TEST(killedRankIsReportedByGetAsyncError) { checkSurvivors("killedWhileIdle", 2, 0, true); }
+TEST(killedRankIsReportedByGetAsyncError) {
+  checkSurvivors("killedWhileIdle", 2, 0, true);
+}
 
 TEST(killedRankDuringInitFreesTheOthers) {
   const RankProcesses ranks = start("killedDuringInit", 3);

@@ -1,5 +1,5 @@
-// The declarations of the CPU backend against NVIDIA's own headers: signatures (a difference does not compile), struct layouts
-// and values (a difference is printed).
+// The declarations of the CPU backend against NVIDIA's own headers: signatures (a difference does not compile), struct
+// layouts and values (a difference is printed).
 #include <cuda_runtime.h>
 #include <nccl.h>
 // nccl_device/core.h needs nccl.h before it.
@@ -51,7 +51,7 @@ int main() {
       ++wrong;
     }
   }
-  std::printf("%zu layout rows and %zu values compared with NCCL %d and CUDA %d, %d wrong\n", ncclffm::cpu::abiLayoutCount,
-              ncclffm::cpu::abiValueCount, NCCL_VERSION_CODE, CUDART_VERSION, wrong);
+  std::printf("%zu layout rows and %zu values compared with NCCL %d and CUDA %d, %d wrong\n",
+              ncclffm::cpu::abiLayoutCount, ncclffm::cpu::abiValueCount, NCCL_VERSION_CODE, CUDART_VERSION, wrong);
   return wrong == 0 && ncclffm::cpu::abiLayoutCount > 0 ? 0 : 1;
 }

@@ -21,9 +21,9 @@ double decode(const Format &format, uint32_t bits) {
   if (top && mantissa == (1u << format.mantissaBits) - 1) {
     return std::numeric_limits<double>::quiet_NaN();
   }
-  return exponent == 0
-             ? sign * std::ldexp(mantissa, 1 - bias - format.mantissaBits)
-             : sign * std::ldexp(mantissa + (1u << format.mantissaBits), static_cast<int>(exponent) - bias - format.mantissaBits);
+  return exponent == 0 ? sign * std::ldexp(mantissa, 1 - bias - format.mantissaBits)
+                       : sign * std::ldexp(mantissa + (1u << format.mantissaBits),
+                                           static_cast<int>(exponent) - bias - format.mantissaBits);
 }
 
 uint32_t encode(const Format &format, double value) {
@@ -43,8 +43,8 @@ uint32_t encode(const Format &format, double value) {
     }
   }
   const double below = decode(format, low);
-  const double above = low < largest ? decode(format, low + 1)
-                                     : 2 * below - decode(format, low - 1);  // where the next number would be
+  const double above =
+      low < largest ? decode(format, low + 1) : 2 * below - decode(format, low - 1);  // where the next number would be
   const double toBelow = magnitude - below;
   const double toAbove = above - magnitude;
   uint32_t result = toBelow < toAbove || (toBelow == toAbove && low % 2 == 0) ? low : low + 1;
@@ -163,8 +163,8 @@ double smallestOf(ncclDataType_t type) {
   return format == nullptr ? 0 : decode(*format, 1);
 }
 
-std::string checkFloating(ncclDataType_t type, ncclRedOp_t op, const std::vector<std::vector<char>> &inputs, size_t index,
-                          double got) {
+std::string checkFloating(ncclDataType_t type, ncclRedOp_t op, const std::vector<std::vector<char>> &inputs,
+                          size_t index, double got) {
   const auto n = static_cast<double>(inputs.size());
   double want = floatingAt(type, inputs[0].data(), index);
   double magnitude = std::fabs(want);  // bounds the intermediate results
@@ -190,15 +190,18 @@ std::string checkFloating(ncclDataType_t type, ncclRedOp_t op, const std::vector
     want /= n;
     magnitude /= n;
   }
-  // Rounded once from float (or computed in the type itself): n rounding errors of the wider type, half a unit of the type.
-  const double computing = type == ncclFloat64 ? std::numeric_limits<double>::epsilon() : std::numeric_limits<float>::epsilon();
+  // Rounded once from float (or computed in the type itself): n rounding errors of the wider type, half a unit of the
+  // type.
+  const double computing =
+      type == ncclFloat64 ? std::numeric_limits<double>::epsilon() : std::numeric_limits<float>::epsilon();
   const bool exact = op == ncclMax || op == ncclMin;
-  const double bound = exact ? 0 : (n + 1) * computing * magnitude + 0.5 * epsilonOf(type) * std::fabs(want) + 0.5 * smallestOf(type);
+  const double bound =
+      exact ? 0 : (n + 1) * computing * magnitude + 0.5 * epsilonOf(type) * std::fabs(want) + 0.5 * smallestOf(type);
   if (std::fabs(got - want) <= bound) {
     return "";
   }
-  return "element " + std::to_string(index) + " is " + std::to_string(got) + ", expected " + std::to_string(want) + " +- " +
-         std::to_string(bound);
+  return "element " + std::to_string(index) + " is " + std::to_string(got) + ", expected " + std::to_string(want) +
+         " +- " + std::to_string(bound);
 }
 
 template <class T>
@@ -224,8 +227,9 @@ std::string checkInteger(ncclRedOp_t op, const std::vector<std::vector<char>> &i
   if (op == ncclAvg) {
     want = static_cast<T>(want / static_cast<T>(inputs.size()));
   }
-  return got == want ? ""
-                     : "element " + std::to_string(index) + " is " + std::to_string(got) + ", expected " + std::to_string(want);
+  return got == want
+             ? ""
+             : "element " + std::to_string(index) + " is " + std::to_string(got) + ", expected " + std::to_string(want);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// What results must be: element formats and reductions by definition, in float64 and exact integers, sharing no code with
-// the backend.
+// What results must be: element formats and reductions by definition, in float64 and exact integers, sharing no code
+// with the backend.
 #ifndef NCCLFFM_TEST_CPU_REFERENCE_H_
 #define NCCLFFM_TEST_CPU_REFERENCE_H_
 
@@ -29,8 +29,9 @@ double decode(const Format &format, uint32_t bits);
 /// The pattern nearest to the value, ties to even; not for NaN.
 uint32_t encode(const Format &format, double value);
 
-constexpr ncclDataType_t kAllTypes[] = {ncclInt8,    ncclUint8,   ncclInt32,    ncclUint32,     ncclInt64,     ncclUint64,
-                                        ncclFloat16, ncclFloat32, ncclFloat64, ncclBfloat16, ncclFloat8e4m3, ncclFloat8e5m2};
+constexpr ncclDataType_t kAllTypes[] = {ncclInt8,    ncclUint8,    ncclInt32,      ncclUint32,
+                                        ncclInt64,   ncclUint64,   ncclFloat16,    ncclFloat32,
+                                        ncclFloat64, ncclBfloat16, ncclFloat8e4m3, ncclFloat8e5m2};
 constexpr ncclRedOp_t kAllOps[] = {ncclSum, ncclProd, ncclMax, ncclMin, ncclAvg};
 
 size_t bytesOf(ncclDataType_t type);
@@ -39,7 +40,8 @@ size_t bytesOf(ncclDataType_t type);
 /// floating-point type (integers wrap, and shall).
 std::vector<char> makeInput(ncclDataType_t type, ncclRedOp_t op, size_t count, int rank, uint64_t call);
 
-/// Empty, or what is wrong about got: count elements that shall be the reduction of elements [from, from + count) of inputs.
+/// Empty, or what is wrong about got: count elements that shall be the reduction of elements [from, from + count) of
+/// inputs.
 std::string checkReduced(ncclDataType_t type, ncclRedOp_t op, const std::vector<std::vector<char>> &inputs, size_t from,
                          size_t count, const char *got);
 

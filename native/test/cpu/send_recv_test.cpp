@@ -144,6 +144,8 @@ TEST(messagesOfDifferentSizeFailBothRanks) {
     NCCL_OK(rank.rank == 0 ? ncclSend(data, 10, ncclInt32, 1, rank.comm, rank.stream)
                            : ncclRecv(data, 9, ncclInt32, 0, rank.comm, rank.stream));
     CHECK_EQ(cudaStreamSynchronize(rank.stream), cudaErrorLaunchFailure);
+    // Known without asking for the async error.
+    CHECK_CONTAINS(ncclGetLastError(rank.comm), "send and receive disagree");
     ncclResult_t error = ncclSuccess;
     NCCL_OK(ncclCommGetAsyncError(rank.comm, &error));
     CHECK_EQ(error, ncclInvalidUsage);

@@ -180,7 +180,7 @@ void epochsAlternateHalvesAcrossTheWrap() {
 using Test = void (*)();
 
 void run() {
-  constexpr int kCalls = 50000 / kSlowdown, kLaunches = 400 / kSlowdown;
+  constexpr int kCalls = 20000 / kSlowdown, kLaunches = 400 / kSlowdown;
   const Test tests[] = {
       epochsAlternateHalvesAcrossTheWrap,
       [] { callsBackToBackMatchFloat64(2, 1, kCalls); },
