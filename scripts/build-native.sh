@@ -57,7 +57,7 @@ targets() {
 run_tests() {
   local folder=$target/$1
   shift
-  (cd "$folder" && "$@" ctest --output-on-failure --no-tests=error --timeout "$test_timeout")
+  (cd "$folder" && "$@" ctest --output-on-failure --no-tests=error --parallel "$jobs" --timeout "$test_timeout")
 }
 
 command -v cmake >/dev/null ||
@@ -91,7 +91,7 @@ case $1 in
     run_tests cmake-asan env
     ;;
   bundle)
-    mapfile -t tests < <(targets device_cuda_test device_cuda_test_epoch_of_4_bits)
+    mapfile -t tests < <(targets device_cuda_test device_cuda_test_epoch_of_4_bits blocking_calls)
     if ((${#tests[@]} > 0)); then
       build cmake "${tests[@]}"
       mkdir -p "$2"

@@ -1,6 +1,7 @@
 // The C ABI of the shim, the same for both backends; see shim.h.
 #include "shim.h"
 
+#include <algorithm>
 #include <cinttypes>
 #include <cstdarg>
 #include <cstdio>
@@ -81,8 +82,8 @@ int checkAndLaunch(const char *operation, const ncclFfmDevComm *comm, Launch lau
   if (code != ncclSuccess || launch.count == 0) return code;
   launch.comm = *comm;
   size_t blocks = (launch.count + kElementsPerBlock - 1) / kElementsPerBlock;
-  size_t channels = static_cast<size_t>(comm->nChannels);
-  launch.blocks = static_cast<int>(blocks < channels ? blocks : channels);
+  size_t most = static_cast<size_t>(std::min(comm->nChannels, shim::maxBlocks()));
+  launch.blocks = static_cast<int>(std::min(blocks, most));
   return launched(operation, shim::launch(launch));
 }
 

@@ -31,6 +31,9 @@ Failure launch(const Launch &launch);
 /// See ncclFfmPrime.
 Failure prime(void *stream);
 
+/// More blocks than this cannot run side by side, or gain nothing by it. The same on every rank of a host.
+int maxBlocks();
+
 const char *buildInfo();
 
 /// Layout rows of this backend's own beside those of ncclffm.h.

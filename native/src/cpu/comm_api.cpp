@@ -174,6 +174,7 @@ ncclResult_t ncclCommAbort(ncclComm_t handle) {
     const std::shared_ptr<Communicator> comm = openCommunicator("ncclCommAbort", handle);
     (void)communicators().remove(handle);
     comm->abort();
+    comm->forgiveStreams();
     closeWindows(*comm);
     return ncclSuccess;
   });

@@ -39,7 +39,7 @@ std::optional<Ticket> Communicator::enqueue(const std::shared_ptr<Stream> &strea
                                                                       "operation has failed before",
                                                                       self->rank()));
                           },
-                          std::move(after)});
+                          std::move(after), aborted_});
   if (ticket) {
     last_ = *ticket;
   }

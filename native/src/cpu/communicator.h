@@ -68,6 +68,12 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   /// Fails this rank's operations and its peers', from any thread, and waits for the one that is running.
   void abort();
 
+  /// After abort(): streams that this communicator's operations failed can be used again.
+  void forgiveStreams() { aborted_->store(true); }
+
+  /// Whether a rank has destroyed its communicator.
+  bool hasLeft(int rank) const { return control_->ranks[rank].state.load(kAcquire) == kLeft; }
+
   // ---- Meeting the others ----
 
   /// Waits until missing() returns -1; else it returns the rank that is being waited for. Ends with an error when the
@@ -142,6 +148,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::vector<uint64_t> sent_;
   std::vector<uint64_t> received_;
   std::atomic<bool> finalized_{false};
+  const std::shared_ptr<std::atomic<bool>> aborted_ = std::make_shared<std::atomic<bool>>(false);
 
   std::mutex orderMutex_;
   Ticket last_;

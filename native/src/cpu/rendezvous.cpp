@@ -316,6 +316,12 @@ class Service {
   std::vector<std::unique_ptr<Root>> roots_;  // the thread's own
 };
 
+[[noreturn]] void throwNobodyAnswers() {
+  throw NcclFailure(ncclInvalidUsage,
+                    "ncclCommInitRank: nobody answers for this unique id: it was already used, or the process that "
+                    "created it has ended; make a new one with ncclGetUniqueId");
+}
+
 Fd newSocket() {
   Fd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd.open()) {
@@ -357,9 +363,7 @@ Join::Join(const ncclUniqueId &id, int nRanks, int rank, int device)
   const Address address = addressOf(id);
   if (connect(socket_.get(), reinterpret_cast<const sockaddr *>(&address.name), address.length) != 0) {
     if (errno == ECONNREFUSED) {
-      throw NcclFailure(ncclInvalidUsage,
-                        "ncclCommInitRank: nobody answers for this unique id: it was already used, or the process that "
-                        "created it has ended; make a new one with ncclGetUniqueId");
+      throwNobodyAnswers();
     }
     throw NcclFailure(ncclSystemError, "ncclCommInitRank: reaching the root" + systemReason());
   }
@@ -383,7 +387,10 @@ Membership Join::finish() {
     if (bytes < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != ECONNRESET) {
       throw NcclFailure(ncclSystemError, "ncclCommInitRank: hearing from the root" + systemReason());
     }
-    if (bytes == 0 || (bytes < 0 && errno == ECONNRESET)) {
+    if (bytes < 0 && errno == ECONNRESET) {  // the meeting point closed without reading the introduction
+      throwNobodyAnswers();
+    }
+    if (bytes == 0) {
       throw NcclFailure(
           ncclRemoteError,
           format("ncclCommInitRank: the process that created the unique id ended before rank %d was admitted", rank_));

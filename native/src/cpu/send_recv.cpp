@@ -51,7 +51,8 @@ class Exchange {
     while (result_ == ncclSuccess && !(sends_.empty() && recvs_.empty())) {
       const Descriptor &next = (sends_.empty() ? recvs_ : sends_).begin()->second.front();
       const int peer = next.root;
-      const ncclResult_t waited = comm_.wait(functionName(next.function), [&] { return advance() ? -1 : peer; });
+      const ncclResult_t waited =
+          comm_.wait(functionName(next.function), [&] { return advance() ? -1 : absentPeer(peer); });
       if (waited != ncclSuccess) {
         return waited;
       }
@@ -61,6 +62,18 @@ class Exchange {
 
  private:
   using Queues = std::map<int, std::deque<Descriptor>>;  // by peer; never an empty queue
+
+  /// A peer that has left, so that nobody waits for it in vain; else the given one.
+  int absentPeer(int first) const {
+    for (const Queues *queues : {&sends_, &recvs_}) {
+      for (const auto &[peer, messages] : *queues) {
+        if (comm_.hasLeft(peer)) {
+          return peer;
+        }
+      }
+    }
+    return first;
+  }
 
   /// True when something happened.
   bool advance() {

@@ -103,10 +103,12 @@ void Stream::work() {
     if (queue_.empty()) {
       return;
     }
-    cudaError_t error = error_;
+    cudaError_t error = this->error();
+    std::shared_ptr<const std::atomic<bool>> forgiven;
     {
       Work next = std::move(queue_.front());
       queue_.pop_front();
+      forgiven = next.forgiven;
       lock.unlock();
       for (const Ticket &ticket : next.after) {
         const cudaError_t before = ticket.stream->wait(ticket.number);
@@ -124,8 +126,9 @@ void Stream::work() {
     }  // what the work owned is gone before anybody hears that it is complete
     lock.lock();
     ++complete_;
-    if (error != cudaSuccess && error_ == cudaSuccess) {
+    if (error != cudaSuccess && this->error() == cudaSuccess) {
       error_ = error;
+      forgiven_ = std::move(forgiven);
       failedAt_ = complete_;
     }
     completed_.notify_all();

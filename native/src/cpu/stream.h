@@ -4,11 +4,13 @@
 // communicator is all the same: work that starts after (stream, ticket). Tickets only refer to work enqueued before, so
 // they form no cycle.
 //
-// Work that returns an error fails its stream for good: what follows is skipped, and every later wait reports the
-// error, so that garbage is never handed over silently.
+// Work that returns an error fails its stream: what follows is skipped, and every later wait reports the error, so that
+// garbage is never handed over silently. It is over when the work's communicator is aborted, as on a GPU, where a stream
+// outlives an aborted communicator.
 #ifndef NCCLFFM_CPU_STREAM_H_
 #define NCCLFFM_CPU_STREAM_H_
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -34,6 +36,7 @@ struct Work {
   std::function<cudaError_t()> run;    // a result other than cudaSuccess fails the stream
   std::function<void()> skipped = {};  // called instead of run when the stream has failed before; may be empty
   std::vector<Ticket> after = {};      // what must be complete first, beside the work before it on the stream
+  std::shared_ptr<const std::atomic<bool>> forgiven = {};  // once true, a failure of this work does not count
 };
 
 class Stream : public std::enable_shared_from_this<Stream> {
@@ -62,7 +65,8 @@ class Stream : public std::enable_shared_from_this<Stream> {
  private:
   Stream(int device, bool blocking) : device_(device), blocking_(blocking) {}
   void work();
-  cudaError_t errorAsOf(uint64_t ticket) const { return failedAt_ <= ticket ? error_ : cudaSuccess; }
+  cudaError_t error() const { return forgiven_ != nullptr && forgiven_->load() ? cudaSuccess : error_; }
+  cudaError_t errorAsOf(uint64_t ticket) const { return failedAt_ <= ticket ? error() : cudaSuccess; }
 
   const int device_;
   const bool blocking_;
@@ -74,6 +78,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
   uint64_t complete_ = 0;
   uint64_t failedAt_ = UINT64_MAX;
   cudaError_t error_ = cudaSuccess;
+  std::shared_ptr<const std::atomic<bool>> forgiven_;  // of the work that gave error_
   bool closed_ = false;
 };
 

@@ -1,6 +1,8 @@
 // The CUDA backend of the shim: the kernels, and their launches on a stream.
 #include <cuda_runtime.h>
 
+#include <limits>
+
 #include "../../include/ncclffm/device.h"
 #include "../shim.h"
 
@@ -55,6 +57,8 @@ Failure prime(void *stream) {
   scaleAllReduceSqrtKernel<<<1, kThreadsPerBlock, 0, on>>>(ncclFfmDevComm{}, nullptr, 0, 0, 0);
   return lastLaunch("scaleAllReduceSqrtKernel");
 }
+
+int maxBlocks() { return std::numeric_limits<int>::max(); }
 
 const char *buildInfo() {
   return "cuda, nvcc " NCCLFFM_TEXT(__CUDACC_VER_MAJOR__) "." NCCLFFM_TEXT(__CUDACC_VER_MINOR__) "." NCCLFFM_TEXT(

@@ -1,6 +1,7 @@
 // The C ABI in shim.cpp, over a backend that only notes what it is asked to launch.
 #include "../../src/shim.h"
 
+#include <limits>
 #include <set>
 
 #include "harness.h"
@@ -19,6 +20,8 @@ Failure launch(const Launch &launch) {
 Failure prime(void *) {
   return nextFailure;
 }
+
+int maxBlocks() { return std::numeric_limits<int>::max(); }
 
 const char *buildInfo() {
   return "a test";

@@ -1,11 +1,14 @@
 package io.ncclffm.test;
 
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import io.ncclffm.core.Communicator;
 import io.ncclffm.core.DataType;
 import io.ncclffm.core.DeviceBuffer;
 import io.ncclffm.core.LocalWorld;
+import io.ncclffm.core.NcclUniqueId;
 import io.ncclffm.core.ReduceOp;
 import java.io.IOException;
 import java.nio.file.Files;
@@ -78,5 +81,37 @@ class LifecycleTest {
       child.awaitLine("MAIN ENDS", Duration.ofSeconds(60));
       assertEquals(0, child.exitStatus(Duration.ofSeconds(5)), child.output());
     }
+  }
+
+  @Test
+  void streamOutlivesAnAbortedCommunicator() {
+    NcclUniqueId second = NcclUniqueId.create();
+    float[][] results = new float[2][1];
+    try (LocalWorld world = TestRanks.open(2);
+        RankBuffers x = RankBuffers.allocate(world, DataType.FLOAT32, 1)) {
+      LocalWorld.Rank[] ranks = new LocalWorld.Rank[2];
+      world.run(
+          rank -> {
+            ranks[rank.rank()] = rank;
+            if (rank.rank() == 0) { // the other does not come
+              DeviceBuffer own = x.of(rank);
+              rank.communicator().allReduce(own, own, ReduceOp.SUM, rank.stream());
+            }
+          });
+      for (LocalWorld.Rank rank : ranks) {
+        rank.communicator().abort();
+      }
+      world.run(
+          rank -> {
+            float[] value = results[rank.rank()];
+            value[0] = 1 + rank.rank();
+            try (Communicator fresh = Communicator.create(second, 2, rank.rank(), rank.device())) {
+              x.of(rank).copyFrom(value, rank.stream());
+              fresh.allReduce(x.of(rank), x.of(rank), ReduceOp.SUM, rank.stream());
+              x.of(rank).copyTo(value, rank.stream());
+            }
+          });
+    }
+    assertArrayEquals(new float[][] {{3}, {3}}, results);
   }
 }

@@ -23,8 +23,19 @@ final class TestRanks {
 
   private TestRanks() {}
 
+  /**
+   * Ranks that have met once. NCCL connects them inside their first collective, where a rank waits
+   * in the call itself for one that does not come.
+   */
   static LocalWorld open(int ranks) {
-    return LocalWorld.open(ranks);
+    LocalWorld world = LocalWorld.open(ranks);
+    try {
+      assertWorks(world);
+      return world;
+    } catch (RuntimeException | Error e) {
+      world.close();
+      throw e;
+    }
   }
 
   static boolean onCpu() {

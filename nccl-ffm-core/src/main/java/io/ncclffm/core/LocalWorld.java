@@ -4,7 +4,9 @@ import io.ncclffm.core.internal.Backoff;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Collections;
+import java.util.HashSet;
 import java.util.List;
+import java.util.Set;
 import java.util.concurrent.Callable;
 import java.util.concurrent.CancellationException;
 import java.util.concurrent.ExecutionException;
@@ -34,14 +36,15 @@ import org.jspecify.annotations.Nullable;
  * }</pre>
  *
  * <p>Threads: the world itself is used by one thread. Where ranks share a GPU, no rank may free
- * device or pinned memory while another has launched work that waits for it: CUDA lets such calls
- * wait for the whole device. Allocate before, and free when all are done.
+ * device or pinned memory between two of its collectives: CUDA lets a free wait for the whole
+ * device, and so for a kernel of another rank that waits for this one. Free after the last wait, as
+ * above.
  */
 public final class LocalWorld implements AutoCloseable {
   private static final System.Logger LOG = System.getLogger("io.ncclffm");
 
   /** How long the others get to notice once a rank has failed. */
-  private static final Duration AFTER_FAILURE_TIMEOUT = Duration.ofSeconds(20);
+  private static final Duration AFTER_FAILURE_TIMEOUT = Duration.ofSeconds(10);
 
   private static final Duration SETUP_TIMEOUT = Duration.ofMinutes(5);
 
@@ -62,6 +65,7 @@ public final class LocalWorld implements AutoCloseable {
 
   private final List<ExecutorService> threads = new ArrayList<>();
   private final List<@Nullable Rank> ranks = Collections.synchronizedList(new ArrayList<>());
+  private final Set<Integer> late = new HashSet<>();
   private boolean closed;
 
   private LocalWorld(int size) {
@@ -181,12 +185,15 @@ public final class LocalWorld implements AutoCloseable {
           Backoff.pause(round++, deadline, what);
         } catch (DeadlineException e) {
           abortAll();
-          futures.forEach(future -> future.cancel(true));
+          for (Future<?> future : waiting) {
+            late.add(which.get(futures.indexOf(future)));
+            future.cancel(true);
+          }
           if (failure == null) {
             throw e;
           }
           failure.addSuppressed(
-              new DeadlineException("ranks still inside a call: " + indexes(futures, waiting)));
+              new DeadlineException("ranks still inside a call, left as they are: " + late));
           throw failure;
         }
       }
@@ -194,10 +201,6 @@ public final class LocalWorld implements AutoCloseable {
     if (failure != null) {
       throw failure;
     }
-  }
-
-  private static List<Integer> indexes(List<Future<?>> all, List<Future<?>> some) {
-    return some.stream().map(all::indexOf).toList();
   }
 
   private void abortAll() {
@@ -235,11 +238,28 @@ public final class LocalWorld implements AutoCloseable {
     }
     closed = true;
     try {
-      // A rank that was never made may still block its thread inside ncclCommInitRank.
-      List<Integer> made = allRanks().stream().filter(r -> ranks.get(r) != null).toList();
+      List<Integer> made =
+          allRanks().stream().filter(r -> ranks.get(r) != null && !isStuck(r)).toList();
       onEach(made, this::closeRank, SETUP_TIMEOUT, "closing the ranks");
     } finally {
       threads.forEach(ExecutorService::shutdownNow);
+    }
+  }
+
+  /** Whether a rank waits for another inside a native call, where nothing can reach it. */
+  private boolean isStuck(int r) {
+    if (!late.contains(r)) {
+      return false;
+    }
+    try {
+      threads.get(r).submit(() -> {}).get(AFTER_FAILURE_TIMEOUT.toSeconds(), TimeUnit.SECONDS);
+      return false;
+    } catch (InterruptedException | ExecutionException | TimeoutException e) {
+      LOG.log(
+          System.Logger.Level.WARNING,
+          "nccl-ffm: rank {0} is inside a native call and is left as it is",
+          r);
+      return true;
     }
   }
 

@@ -94,8 +94,6 @@ public class NcclException extends RuntimeException {
       case 2:
         return "; often a full /dev/shm, a missing network interface or too few file descriptors:"
             + " NCCL_DEBUG=INFO tells";
-      case 5:
-        return "; NCCL_DEBUG=WARN tells what it objects to";
       case 6:
         return "; another rank failed or died: look there, then abort and re-create";
       case 8:

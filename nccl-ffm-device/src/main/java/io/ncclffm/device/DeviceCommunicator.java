@@ -43,8 +43,8 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
   /** Blocks that may work on one collective. */
   private static final int CHANNELS = 16;
 
-  /** LL lines a peer has in flight on a channel: 2048 of 8 bytes payload are one 16 KiB chunk. */
-  private static final int LINES_PER_SLOT = 2048;
+  /** LL lines a peer has in flight on a channel: 4096 of 8 bytes payload are a chunk of 32 KiB. */
+  private static final int LINES_PER_SLOT = 4096;
 
   private static final Duration DEFAULT_TIMEOUT = Duration.ofSeconds(30);
   private static final Duration SETUP_TIMEOUT = Duration.ofMinutes(1);
