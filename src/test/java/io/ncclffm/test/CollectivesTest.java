@@ -61,6 +61,15 @@ class CollectivesTest {
     world.close();
   }
 
+  /**
+   * NCCL 2.30.7 refuses the average of 8-bit floats on a single rank: the cases stand behind {@code
+   * __CUDA_ARCH__} in a host function (src/device/onerank.cu) and are never compiled.
+   */
+  private List<ReduceOp> opsFor(DataType type) {
+    boolean refused = Elements.isFloat8(type) && ranks == 1 && !TestRanks.onCpu();
+    return refused ? OPS.subList(0, OPS.indexOf(ReduceOp.AVG)) : OPS;
+  }
+
   /** The collective under test, on one rank. */
   private interface Call {
     void enqueue(
@@ -88,7 +97,7 @@ class CollectivesTest {
   @ParameterizedTest
   @EnumSource(DataType.class)
   void allReduceGivesEveryRankTheReduction(DataType type) {
-    for (ReduceOp op : OPS) {
+    for (ReduceOp op : opsFor(type)) {
       Call call =
           (rank, send, so, recv, ro, n) ->
               rank.communicator().allReduce(send, so, recv, ro, n, op, rank.stream());
@@ -101,7 +110,7 @@ class CollectivesTest {
   @EnumSource(DataType.class)
   void reduceGivesOnlyTheRootTheReduction(DataType type) {
     int root = ranks - 1;
-    for (ReduceOp op : OPS) {
+    for (ReduceOp op : opsFor(type)) {
       Call call =
           (rank, send, so, recv, ro, n) ->
               rank.communicator().reduce(send, so, recv, ro, n, op, root, rank.stream());
@@ -113,7 +122,7 @@ class CollectivesTest {
   @ParameterizedTest
   @EnumSource(DataType.class)
   void reduceScatterGivesEveryRankItsPartOfTheReduction(DataType type) {
-    for (ReduceOp op : OPS) {
+    for (ReduceOp op : opsFor(type)) {
       Call call =
           (rank, send, so, recv, ro, n) ->
               rank.communicator().reduceScatter(send, so, recv, ro, n, op, rank.stream());

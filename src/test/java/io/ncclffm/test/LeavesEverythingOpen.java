@@ -16,7 +16,7 @@ final class LeavesEverythingOpen {
   private LeavesEverythingOpen() {}
 
   public static void main(String[] arguments) {
-    LocalWorld world = LocalWorld.open(2);
+    LocalWorld world = TestRanks.open(2);
     DeviceBuffer x = DeviceBuffer.allocate(new CudaDevice(0), DataType.FLOAT32, 100);
     CudaStream stream = CudaStream.create(new CudaDevice(0));
     CudaEvent event = CudaEvent.create(new CudaDevice(0));

@@ -159,7 +159,7 @@ class LoaderTest {
     String[] logged =
         output.lines().filter(line -> line.contains("nccl-ffm: ")).toArray(String[]::new);
     assertEquals(1, logged.length, output);
-    assertTrue(logged[0].matches(".*CPU backend, no (GPU|libcudart).*"), logged[0]);
+    assertTrue(logged[0].matches(".*cpu backend, no (GPU|libcudart).*"), logged[0]);
     assertContains(logged[0], "development backend", cpu.toString());
   }
 
