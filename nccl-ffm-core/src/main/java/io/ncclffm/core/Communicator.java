@@ -1509,13 +1509,12 @@ public final class Communicator implements AutoCloseable, FailureSource {
 
   /**
    * Asks NCCL for an asynchronous error ({@code ncclCommGetAsyncError}), such as a dead peer, and
-   * throws it; also repeats an earlier failure. Returns at once where there is none or the
-   * communicator is closed.
+   * throws it; also repeats an earlier failure. Returns at once where there is none.
    */
   @Override
   public void throwIfFailed() {
     State now = state;
-    if (now == State.CLOSED || now == State.INITIALISING) {
+    if (now == State.INITIALISING || now == State.CLOSED && failure == null) {
       return;
     }
     if (now != State.READY && now != State.FINALIZING) {

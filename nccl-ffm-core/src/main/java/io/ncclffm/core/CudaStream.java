@@ -98,7 +98,7 @@ public final class CudaStream implements AutoCloseable {
       return false;
     }
     if (rc != 0) {
-      throwIfWatchedFailed(); // names the cause where the stream only knows that it failed
+      throwIfFailed(watched); // names the cause where the stream only knows that it failed
       throw new CudaException("cudaStreamQuery", rc, " on " + device);
     }
     return true;
@@ -120,15 +120,19 @@ public final class CudaStream implements AutoCloseable {
    */
   public void synchronize(Duration timeout) {
     long deadline = Backoff.deadline(timeout);
+    // Those of now: a communicator that is aborted during the wait leaves the stream, whose work
+    // then
+    // counts as done, and must still be asked.
+    FailureSource[] sources = watched;
     int round = 0;
     while (!isDone()) {
       // Asking the sources costs more than a query; a failure may be noticed 64 looks later.
       if ((round & 63) == 63) {
-        throwIfWatchedFailed();
+        throwIfFailed(sources);
       }
       Backoff.pause(round++, deadline, "cudaStreamSynchronize on " + device);
     }
-    throwIfWatchedFailed();
+    throwIfFailed(sources);
   }
 
   /** Lets work enqueued from now on wait for an event ({@code cudaStreamWaitEvent}). */
@@ -155,8 +159,8 @@ public final class CudaStream implements AutoCloseable {
     watched = Arrays.stream(watched).filter(known -> known != source).toArray(FailureSource[]::new);
   }
 
-  private void throwIfWatchedFailed() {
-    for (FailureSource source : watched) {
+  private static void throwIfFailed(FailureSource[] sources) {
+    for (FailureSource source : sources) {
       source.throwIfFailed();
     }
   }

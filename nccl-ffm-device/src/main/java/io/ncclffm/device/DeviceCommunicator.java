@@ -328,10 +328,7 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
   @Override
   public void throwIfFailed() {
     synchronized (lock) {
-      if (closed) {
-        return;
-      }
-      if ((int) READY.getAcquire(status, 0L) != 0) {
+      if (!closed && (int) READY.getAcquire(status, 0L) != 0) {
         throw new DeviceCommException(
             functionName(ncclFfmStatus.function(status)),
             ncclFfmStatus.code(status),
