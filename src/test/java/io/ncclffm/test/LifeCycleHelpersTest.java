@@ -23,6 +23,7 @@ import java.util.concurrent.atomic.AtomicReference;
 import jdk.jfr.Recording;
 import jdk.jfr.consumer.RecordedEvent;
 import jdk.jfr.consumer.RecordingFile;
+import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.io.TempDir;
 
@@ -31,6 +32,11 @@ class LifeCycleHelpersTest {
   private static final Duration TIMEOUT = Duration.ofSeconds(60);
 
   @TempDir private Path folder;
+
+  @BeforeAll
+  static void prepareForSeveralRanks() {
+    TestRanks.prepare();
+  }
 
   @Test
   void runDestroysOnSuccess() {

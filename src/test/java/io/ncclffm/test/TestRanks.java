@@ -21,6 +21,9 @@ final class TestRanks {
     DeviceSharing.prepare(MOST, MOST);
   }
 
+  /** For tests that open ranks by themselves: nothing but the initialisation of this class. */
+  static void prepare() {}
+
   private TestRanks() {}
 
   /**
