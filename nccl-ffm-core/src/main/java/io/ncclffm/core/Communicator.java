@@ -219,6 +219,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
   private void started(String operation, int rc) {
     if (rc != 0 && rc != IN_PROGRESS) {
       NcclException e = NcclException.of(operation, rc, where());
+      leak.closed();
       arena.close();
       throw e;
     }
@@ -1348,13 +1349,15 @@ public final class Communicator implements AutoCloseable, FailureSource {
 
   /** Takes part in a split without getting a child ({@code NCCL_SPLIT_NOCOLOR}). */
   public void leaveSplit() {
-    try (Arena scratch = Arena.ofConfined()) {
-      MemorySegment out = scratch.allocate(ADDRESS); // NCCL writes NULL during the call
-      call(
-          "ncclCommSplit",
-          comm ->
-              NcclH.ncclCommSplit(comm, NcclH.NCCL_SPLIT_NOCOLOR(), 0, out, MemorySegment.NULL));
-    }
+    MemorySegment out = allocateOut();
+    call(
+        "ncclCommSplit",
+        comm -> NcclH.ncclCommSplit(comm, NcclH.NCCL_SPLIT_NOCOLOR(), 0, out, MemorySegment.NULL));
+  }
+
+  /** A pointer that NCCL may write long after the call: it lives as long as this communicator. */
+  synchronized MemorySegment allocateOut() {
+    return arena.allocate(ADDRESS);
   }
 
   /**

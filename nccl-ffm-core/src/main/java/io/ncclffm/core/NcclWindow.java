@@ -64,27 +64,24 @@ public final class NcclWindow implements AutoCloseable {
       bits |= flag.bit;
     }
     int windowFlags = bits;
-    // Written late by a non-blocking communicator: lives until call() has settled.
-    try (Arena scratch = Arena.ofShared()) {
-      MemorySegment out = scratch.allocate(ADDRESS);
-      communicator.call(
+    MemorySegment out = communicator.allocateOut();
+    communicator.call(
+        "ncclCommWindowRegister",
+        comm ->
+            NcclH.ncclCommWindowRegister(
+                comm, buffer.address(0), buffer.bytes(), out, windowFlags));
+    MemorySegment handle = out.get(ADDRESS, 0);
+    if (handle.address() == 0) {
+      // NCCL reports success and no window where symmetric memory is not supported.
+      throw new NcclException(
           "ncclCommWindowRegister",
-          comm ->
-              NcclH.ncclCommWindowRegister(
-                  comm, buffer.address(0), buffer.bytes(), out, windowFlags));
-      MemorySegment handle = out.get(ADDRESS, 0);
-      if (handle.address() == 0) {
-        // NCCL reports success and no window where symmetric memory is not supported.
-        throw new NcclException(
-            "ncclCommWindowRegister",
-            NcclH.ncclInvalidUsage(),
-            " on " + communicator,
-            "the library returned no window: the ranks cannot address one another's memory");
-      }
-      NcclWindow window = new NcclWindow(communicator, buffer, handle);
-      communicator.adopt(window);
-      return window;
+          NcclH.ncclInvalidUsage(),
+          " on " + communicator,
+          "the library returned no window: the ranks cannot address one another's memory");
     }
+    NcclWindow window = new NcclWindow(communicator, buffer, handle);
+    communicator.adopt(window);
+    return window;
   }
 
   /** This rank's memory. */
