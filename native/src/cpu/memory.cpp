@@ -1,4 +1,6 @@
 // Device and pinned host memory, copies and fills.
+#include "memory.h"
+
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -137,6 +139,11 @@ cudaError_t release(void *pointer) {
 }
 
 }  // namespace
+
+bool isDeviceVisible(const void *pointer, uint64_t bytes) {
+  const Residence residence = locate(pointer, bytes).residence;
+  return residence == Residence::kDevice || residence == Residence::kPinned;
+}
 
 }  // namespace ncclffm::cpu
 
