@@ -141,6 +141,11 @@ enum ncclCommMemStat_t : int {
 typedef struct ncclComm *ncclComm_t;
 typedef struct ncclWindow_vidmem *ncclWindow_t;
 typedef struct ncclMultimemHandle ncclMultimemHandle_t;
+typedef struct ncclDevResourceRequirements ncclDevResourceRequirements_t;
+typedef struct ncclLsaBarrierHandle ncclLsaBarrierHandle_t;
+typedef struct ncclLLA2AHandle ncclLLA2AHandle_t;
+typedef struct ncclGinBarrierHandle ncclGinBarrierHandle_t;
+typedef struct ncclParamHandle *ncclParamHandle_t;
 
 struct ncclUniqueId {
   char internal[NCCL_UNIQUE_ID_BYTES];
@@ -186,6 +191,36 @@ struct ncclWaitSignalDesc_t {
 
 struct ncclMultimemHandle {
   void *mcBasePtr;
+};
+
+typedef uint32_t ncclDevResourceHandle_t;
+typedef uint32_t ncclGinSignal_t;
+typedef uint32_t ncclGinCounter_t;
+
+struct ncclDevResourceRequirements {
+  ncclDevResourceRequirements *next;
+  size_t bufferSize;
+  size_t bufferAlign;
+  ncclDevResourceHandle_t *outBufferHandle;
+  int ginSignalCount;
+  int ginCounterCount;
+  ncclGinSignal_t *outGinSignalStart;
+  ncclGinCounter_t *outGinCounterStart;
+};
+
+struct ncclLsaBarrierHandle {
+  ncclDevResourceHandle_t bufHandle;
+  int nBarriers;
+};
+
+struct ncclLLA2AHandle {
+  ncclDevResourceHandle_t bufHandle;
+  uint32_t nSlots;
+};
+
+struct ncclGinBarrierHandle {
+  ncclGinSignal_t signal0;
+  ncclDevResourceHandle_t unused;
 };
 
 struct ncclTeam_t {

@@ -139,6 +139,31 @@ NCCLFFM_EXPORT ncclTeam_t ncclTeamRail(ncclComm_t comm);
 NCCLFFM_EXPORT int ncclTeamRankToWorld(ncclComm_t comm, ncclTeam_t team, int rank);
 NCCLFFM_EXPORT int ncclTeamRankToLsa(ncclComm_t comm, ncclTeam_t team, int rank);
 
+NCCLFFM_EXPORT ncclResult_t ncclLsaBarrierCreateRequirement(ncclTeam_t team, int nBarriers,
+                                                            ncclLsaBarrierHandle_t *outHandle,
+                                                            ncclDevResourceRequirements_t *outReq);
+NCCLFFM_EXPORT int ncclLLA2ACalcSlots(int maxElts, int maxEltSize);
+NCCLFFM_EXPORT ncclResult_t ncclLLA2ACreateRequirement(int nBlocks, int nSlots, ncclLLA2AHandle_t *outHandle,
+                                                       ncclDevResourceRequirements_t *outReq);
+NCCLFFM_EXPORT ncclResult_t ncclGinBarrierCreateRequirement(ncclComm_t comm, ncclTeam_t team, int nBarriers,
+                                                            ncclGinBarrierHandle_t *outHandle,
+                                                            ncclDevResourceRequirements_t *outReq);
+
+NCCLFFM_EXPORT ncclResult_t ncclParamBind(ncclParamHandle_t *out, const char *key);
+NCCLFFM_EXPORT ncclResult_t ncclParamGetI8(ncclParamHandle_t handle, int8_t *out);
+NCCLFFM_EXPORT ncclResult_t ncclParamGetI16(ncclParamHandle_t handle, int16_t *out);
+NCCLFFM_EXPORT ncclResult_t ncclParamGetI32(ncclParamHandle_t handle, int32_t *out);
+NCCLFFM_EXPORT ncclResult_t ncclParamGetI64(ncclParamHandle_t handle, int64_t *out);
+NCCLFFM_EXPORT ncclResult_t ncclParamGetU8(ncclParamHandle_t handle, uint8_t *out);
+NCCLFFM_EXPORT ncclResult_t ncclParamGetU16(ncclParamHandle_t handle, uint16_t *out);
+NCCLFFM_EXPORT ncclResult_t ncclParamGetU32(ncclParamHandle_t handle, uint32_t *out);
+NCCLFFM_EXPORT ncclResult_t ncclParamGetU64(ncclParamHandle_t handle, uint64_t *out);
+NCCLFFM_EXPORT ncclResult_t ncclParamGetStr(ncclParamHandle_t handle, const char **out);
+NCCLFFM_EXPORT ncclResult_t ncclParamGet(ncclParamHandle_t handle, void *out, int maxLen, int *len);
+NCCLFFM_EXPORT ncclResult_t ncclParamGetParameter(const char *key, const char **value, int *valueLen);
+NCCLFFM_EXPORT ncclResult_t ncclParamGetAllParameterKeys(const char ***table, int *tableLen);
+NCCLFFM_EXPORT void ncclParamDumpAll(void);
+
 }  // extern "C"
 
 #endif  // NCCLFFM_CPU_ABI_FUNCTIONS_H_

@@ -29,8 +29,9 @@ std::shared_ptr<OpenComm> newChild(const char *function, const OpenComm &parent,
 using Members = std::vector<int>;
 
 /// The stages after which the members have a communicator. members is filled by an earlier stage.
-void appendMaking(Task *task, const char *function, const std::shared_ptr<OpenComm> &child, ncclComm_t *newComm,
+void appendMaking(Task *task, const std::shared_ptr<OpenComm> &child, ncclComm_t *newComm,
                   const std::shared_ptr<Members> &members) {
+  const char *function = task->function;
   const std::shared_ptr<OpenComm> parent = task->open;
   const std::shared_ptr<Communicator> comm = parent->comm();
   const auto set = [members] {
@@ -158,7 +159,7 @@ ncclResult_t ncclCommSplit(ncclComm_t handle, int color, int key, ncclComm_t *ne
     descriptor.root = color;
     descriptor.key = key;
     auto members = std::make_shared<Members>();
-    Task task{parent, {}, {}};
+    Task task{kSplit, parent};
     task.stages.push_back([=] { comm->arrive(comm->hostCursor(), descriptor); });
     task.stages.push_back([=] {
       comm->meetAll(kSplit);
@@ -166,7 +167,7 @@ ncclResult_t ncclCommSplit(ncclComm_t handle, int color, int key, ncclComm_t *ne
         *members = membersOfColor(*comm, color);
       }
     });
-    appendMaking(&task, kSplit, child, newComm, members);
+    appendMaking(&task, child, newComm, members);
     return submit(std::move(task));
   }));
 }
@@ -191,8 +192,8 @@ ncclResult_t ncclCommShrink(ncclComm_t handle, int *excluded, int excludedCount,
       comm->terminate("has shrunk (NCCL_SHRINK_ABORT)");
       comm->forgiveStreams();
     }
-    Task task{parent, {}, {}};
-    appendMaking(&task, kShrink, child, newComm, members);
+    Task task{kShrink, parent};
+    appendMaking(&task, child, newComm, members);
     return submit(std::move(task));
   }));
 }
@@ -226,7 +227,7 @@ ncclResult_t ncclCommGrow(ncclComm_t handle, int nRanks, const ncclUniqueId *id,
                           format("%s: a new rank needs a uniqueId and a rank in [0, %d), not %d", kGrow, nRanks, rank));
       }
       const auto child = std::make_shared<OpenComm>(checkedConfig(kGrow, config));
-      return submit(makeCommunicator(child, newComm, {*id, nRanks, rank, currentDevice()}));
+      return submit(makeCommunicator(kGrow, child, newComm, {*id, nRanks, rank, currentDevice()}));
     }
     const std::shared_ptr<OpenComm> parent = readyHandle(kGrow, handle);
     const std::shared_ptr<Communicator> comm = parent->comm();
@@ -238,8 +239,8 @@ ncclResult_t ncclCommGrow(ncclComm_t handle, int nRanks, const ncclUniqueId *id,
     }
     // The id is known only when the task runs.
     const std::shared_ptr<OpenComm> child = newChild(kGrow, *parent, config);
-    auto making = std::make_shared<Task>();
-    Task task = makeCommunicator(child, newComm, {{}, nRanks, comm->rank(), comm->device()});
+    auto making = std::make_shared<Task>(Task{kGrow, child});
+    Task task = makeCommunicator(kGrow, child, newComm, {{}, nRanks, comm->rank(), comm->device()});
     const bool isRoot = id != nullptr;
     const ncclUniqueId given = isRoot ? *id : ncclUniqueId{};
     task.stages[0] = [=] {
@@ -249,7 +250,7 @@ ncclResult_t ncclCommGrow(ncclComm_t handle, int nRanks, const ncclUniqueId *id,
             ncclInvalidArgument,
             format("%s: the unique id is not the latest of ncclCommGetUniqueId on this communicator", kGrow));
       }
-      *making = makeCommunicator(child, newComm, {offered, nRanks, comm->rank(), comm->device()});
+      *making = makeCommunicator(kGrow, child, newComm, {offered, nRanks, comm->rank(), comm->device()});
       making->stages[0]();
     };
     task.stages[1] = [=] { making->stages[1](); };

@@ -17,10 +17,10 @@
 
 namespace ncclffm::cpu {
 
-Task makeCommunicator(std::shared_ptr<OpenComm> open, ncclComm_t *comm, const JoinPlan &plan) {
+Task makeCommunicator(const char *function, std::shared_ptr<OpenComm> open, ncclComm_t *comm, const JoinPlan &plan) {
   auto join = std::make_shared<std::optional<Join>>();
   const auto publish = [open, comm] { *comm = communicators().add(open); };
-  Task task{open, {}, {}};
+  Task task{function, open};
   task.stages.push_back([join, plan] { join->emplace(plan.id, plan.nRanks, plan.rank, plan.device); });
   task.stages.push_back([join, plan, open] {
     open->made(std::make_shared<Communicator>(plan.rank, plan.device, (*join)->finish(open->abandoned())));
@@ -69,7 +69,7 @@ ncclResult_t initRank(const char *function, ncclComm_t *comm, int nRanks, const 
                         format("%s: commIds is NULL or nId (%d) is not in [1, %d]", function, nIds, nRanks));
     }
     const JoinPlan plan = {ids[0], nRanks, rank, currentDevice()};
-    Task task = makeCommunicator(std::make_shared<OpenComm>(checked), comm, plan);
+    Task task = makeCommunicator(function, std::make_shared<OpenComm>(checked), comm, plan);
     if (rank == 0 && nIds > 1) {
       // All ranks meet at the first id. The others are used up here, as they are by NCCL: each by a world of one rank.
       task.stages[0] = [plan, first = task.stages[0], others = std::vector<ncclUniqueId>(ids + 1, ids + nIds)] {
@@ -145,7 +145,7 @@ ncclResult_t ncclCommInitAll(ncclComm_t *comms, int nDevices, const int *devices
     const ncclUniqueId id = openRendezvous();
     std::vector<Task> tasks;
     for (int rank = 0; rank < nDevices; ++rank) {
-      tasks.push_back(makeCommunicator(std::make_shared<OpenComm>(undefinedConfig()), &comms[rank],
+      tasks.push_back(makeCommunicator("ncclCommInitAll", std::make_shared<OpenComm>(undefinedConfig()), &comms[rank],
                                        {id, nDevices, rank, of[static_cast<size_t>(rank)]}));
     }
     runTasks(std::move(tasks));
@@ -165,7 +165,7 @@ ncclResult_t ncclCommFinalize(ncclComm_t handle) {
       throw NcclFailure(ncclInvalidArgument, "ncclCommFinalize: the communicator has been finalized or revoked before");
     }
     comm->finalize();
-    return submit(Task{open, {[comm] {
+    return submit(Task{"ncclCommFinalize", open, {[comm] {
                          comm->flush();
                          if (comm->error() != ncclSuccess) {
                            throw NcclFailure(comm->error(), comm->errorText());

@@ -18,7 +18,7 @@ struct JoinPlan {
 };
 
 /// Meets the other ranks at the id. Writes *comm when all have come or, for a non-blocking communicator, in advance.
-Task makeCommunicator(std::shared_ptr<OpenComm> open, ncclComm_t *comm, const JoinPlan &plan);
+Task makeCommunicator(const char *function, std::shared_ptr<OpenComm> open, ncclComm_t *comm, const JoinPlan &plan);
 
 /// Throws NcclFailure in a host function of a stream, where CUDA forbids calls that wait.
 void notOnWorker(const char *function);

@@ -22,7 +22,8 @@ ncclResult_t changeSuspension(const char *function, ncclComm_t handle, Function 
   }
   Descriptor descriptor;
   descriptor.function = meeting;
-  return submit(Task{open,
+  return submit(Task{function,
+                     open,
                      {[=] {
                         comm->flush();
                         comm->arrive(comm->hostCursor(), descriptor);
@@ -55,7 +56,7 @@ ncclResult_t ncclCommRevoke(ncclComm_t handle, int flags) {
                                flags));
     }
     comm->finalize();
-    return submit(Task{open, {[comm] {
+    return submit(Task{"ncclCommRevoke", open, {[comm] {
                          comm->terminate("has revoked");
                          comm->flush();
                          comm->forgiveStreams();

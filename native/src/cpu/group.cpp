@@ -2,8 +2,10 @@
 #include "group.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstring>
+#include <thread>
 
 #include "error.h"
 #include "reduce.h"
@@ -176,6 +178,22 @@ std::vector<std::shared_ptr<OpenComm>> commsOf(const Group &ended) {
   return result;
 }
 
+/// Waits as long as fault injection wants, unless the communicator is aborted.
+void beLate(const Group &ended, const std::vector<std::shared_ptr<OpenComm>> &comms) {
+  int milliseconds = 0;
+  for (const Task &task : ended.tasks) {
+    milliseconds = std::max(milliseconds, injectedLateness(task.function));
+  }
+  for (const Operation &operation : ended.operations) {
+    milliseconds = std::max(milliseconds, injectedLateness(functionName(operation.descriptor.function)));
+  }
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(milliseconds);
+  while (std::chrono::steady_clock::now() < end &&
+         std::none_of(comms.begin(), comms.end(), [](const auto &open) { return open->abandoned().load(); })) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
 void carryOutInBackground(Group ended, const std::vector<std::shared_ptr<OpenComm>> &comms) {
   for (const std::shared_ptr<OpenComm> &open : comms) {
     open->begin();
@@ -188,6 +206,7 @@ void carryOutInBackground(Group ended, const std::vector<std::shared_ptr<OpenCom
     }
     startThread("ncclffm-job", [comms, ended = std::move(ended)]() mutable {
       const ncclResult_t result = guardNccl("a call in the background", [&] {
+        beLate(ended, comms);
         carryOut(std::move(ended.tasks), ended.operations);
         return ncclSuccess;
       });
@@ -289,8 +308,10 @@ ncclResult_t inGroup(ncclResult_t result) {
 using namespace ncclffm::cpu;
 
 ncclResult_t ncclGroupStart(void) {
-  ++group.depth;
-  return ncclSuccess;
+  return guardNccl("ncclGroupStart", [] {
+    ++group.depth;
+    return ncclSuccess;
+  });
 }
 
 ncclResult_t ncclGroupEnd(void) {

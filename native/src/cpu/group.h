@@ -16,6 +16,7 @@ namespace ncclffm::cpu {
 /// of a group runs before stage n + 1 of any, so that one thread can speak for several ranks: a stage may only wait for
 /// what other ranks do in earlier stages.
 struct Task {
+  const char *function;
   std::shared_ptr<OpenComm> open;  // in progress meanwhile if it is non-blocking; its tasks run one after the other
   std::vector<std::function<void()>> stages = {};  // may throw NcclFailure
   std::function<void()> inAdvance = {};  // on the caller's thread before a non-blocking call returns; may be empty

@@ -52,6 +52,27 @@ FIELD(ncclWaitSignalDesc_t, ctx)
 STRUCT(ncclMultimemHandle)
 FIELD(ncclMultimemHandle, mcBasePtr)
 
+STRUCT(ncclDevResourceRequirements)
+FIELD(ncclDevResourceRequirements, next)
+FIELD(ncclDevResourceRequirements, bufferSize)
+FIELD(ncclDevResourceRequirements, bufferAlign)
+FIELD(ncclDevResourceRequirements, outBufferHandle)
+FIELD(ncclDevResourceRequirements, ginSignalCount)
+FIELD(ncclDevResourceRequirements, ginCounterCount)
+FIELD(ncclDevResourceRequirements, outGinSignalStart)
+FIELD(ncclDevResourceRequirements, outGinCounterStart)
+
+STRUCT(ncclLsaBarrierHandle)
+FIELD(ncclLsaBarrierHandle, bufHandle)
+FIELD(ncclLsaBarrierHandle, nBarriers)
+
+STRUCT(ncclLLA2AHandle)
+FIELD(ncclLLA2AHandle, bufHandle)
+FIELD(ncclLLA2AHandle, nSlots)
+
+STRUCT(ncclGinBarrierHandle)
+FIELD(ncclGinBarrierHandle, signal0)
+
 STRUCT(ncclTeam_t)
 FIELD(ncclTeam_t, nRanks)
 FIELD(ncclTeam_t, rank)

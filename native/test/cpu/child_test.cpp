@@ -1,5 +1,4 @@
 // Communicators made from communicators: split, shrink and grow; and revoked and suspended ones.
-#include <atomic>
 #include <cstring>
 
 #include "resources.h"
@@ -45,14 +44,6 @@ void waitForError(ncclComm_t comm) {
   ncclResult_t error = ncclSuccess;
   while (error == ncclSuccess) {
     NCCL_OK(ncclCommGetAsyncError(comm, &error));
-    std::this_thread::yield();
-  }
-}
-
-/// Counts this rank and waits for the others of its process.
-void awaitCount(std::atomic<int> *count, int all) {
-  ++*count;
-  while (count->load() < all) {
     std::this_thread::yield();
   }
 }
