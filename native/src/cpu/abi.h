@@ -88,7 +88,17 @@ enum ncclResult_t : int {
   ncclTimeout = 8
 };
 
-enum ncclRedOp_t : int { ncclSum = 0, ncclProd = 1, ncclMax = 2, ncclMin = 3, ncclAvg = 4, ncclNumOps = 5 };
+enum ncclRedOp_t : int {
+  ncclSum = 0,
+  ncclProd = 1,
+  ncclMax = 2,
+  ncclMin = 3,
+  ncclAvg = 4,
+  ncclNumOps = 5,
+  ncclMaxRedOp = 0x7fffffff
+};
+
+enum ncclScalarResidence_t : int { ncclScalarDevice = 0, ncclScalarHostImmediate = 1 };
 
 enum ncclDataType_t : int {
   ncclInt8 = 0,
@@ -108,6 +118,13 @@ enum ncclDataType_t : int {
 
 enum ncclGinType_t : int { NCCL_GIN_TYPE_NONE = 0 };
 
+enum ncclCommMemStat_t : int {
+  ncclStatGpuMemSuspend = 0,
+  ncclStatGpuMemSuspended = 1,
+  ncclStatGpuMemPersist = 2,
+  ncclStatGpuMemTotal = 3
+};
+
 #define NCCL_UNIQUE_ID_BYTES 128
 #define NCCL_CONFIG_UNDEF_INT INT32_MIN
 #define NCCL_API_MAGIC 0xcafebeefu
@@ -115,9 +132,20 @@ enum ncclGinType_t : int { NCCL_GIN_TYPE_NONE = 0 };
 #define NCCL_WIN_COLL_SYMMETRIC 0x01
 #define NCCL_WIN_STRICT_ORDERING 0x02
 #define NCCL_WIN_REQUIRED_ALIGNMENT 4096
+#define NCCL_SPLIT_NOCOLOR -1
+#define NCCL_SHRINK_DEFAULT 0x00
+#define NCCL_SHRINK_ABORT 0x01
+#define NCCL_REVOKE_DEFAULT 0x00
+#define NCCL_SUSPEND_MEM 0x01
 
 typedef struct ncclComm *ncclComm_t;
 typedef struct ncclWindow_vidmem *ncclWindow_t;
+typedef struct ncclMultimemHandle ncclMultimemHandle_t;
+typedef struct ncclDevResourceRequirements ncclDevResourceRequirements_t;
+typedef struct ncclLsaBarrierHandle ncclLsaBarrierHandle_t;
+typedef struct ncclLLA2AHandle ncclLLA2AHandle_t;
+typedef struct ncclGinBarrierHandle ncclGinBarrierHandle_t;
+typedef struct ncclParamHandle *ncclParamHandle_t;
 
 struct ncclUniqueId {
   char internal[NCCL_UNIQUE_ID_BYTES];
@@ -145,6 +173,54 @@ struct ncclConfig_t {
   int numRmaCtx;
   int maxP2pPeers;
   int graphStreamOrdering;
+};
+
+struct ncclSimInfo_t {
+  size_t size;
+  unsigned int magic;
+  unsigned int version;
+  float estimatedTime;
+};
+
+struct ncclWaitSignalDesc_t {
+  int opCnt;
+  int peer;
+  int sigIdx;
+  int ctx;
+};
+
+struct ncclMultimemHandle {
+  void *mcBasePtr;
+};
+
+typedef uint32_t ncclDevResourceHandle_t;
+typedef uint32_t ncclGinSignal_t;
+typedef uint32_t ncclGinCounter_t;
+
+struct ncclDevResourceRequirements {
+  ncclDevResourceRequirements *next;
+  size_t bufferSize;
+  size_t bufferAlign;
+  ncclDevResourceHandle_t *outBufferHandle;
+  int ginSignalCount;
+  int ginCounterCount;
+  ncclGinSignal_t *outGinSignalStart;
+  ncclGinCounter_t *outGinCounterStart;
+};
+
+struct ncclLsaBarrierHandle {
+  ncclDevResourceHandle_t bufHandle;
+  int nBarriers;
+};
+
+struct ncclLLA2AHandle {
+  ncclDevResourceHandle_t bufHandle;
+  uint32_t nSlots;
+};
+
+struct ncclGinBarrierHandle {
+  ncclGinSignal_t signal0;
+  ncclDevResourceHandle_t unused;
 };
 
 struct ncclTeam_t {

@@ -8,6 +8,7 @@
 #include "error.h"
 #include "group.h"
 #include "operation.h"
+#include "red_op.h"
 #include "reduce.h"
 
 namespace ncclffm::cpu {
@@ -71,6 +72,25 @@ void checkOverlap(const Descriptor &d, const Shape &shape, uint64_t blockBytes) 
   }
 }
 
+void setOp(const char *name, ncclRedOp_t op, ncclDataType_t datatype, Operation *operation) {
+  if (op >= 0 && op < ncclNumOps) {
+    operation->descriptor.op = op;
+    return;
+  }
+  const std::optional<PreMulSum> made = findRedOp(*operation->comm, op);
+  if (!made) {
+    throw NcclFailure(ncclInvalidArgument,
+                      format("%s: op %d is not built in and was not made on this communicator", name, op));
+  }
+  if (made->datatype != datatype) {
+    throw NcclFailure(ncclInvalidArgument, format("%s: op %d was made for %s, not for %s", name, op,
+                                                  datatypeName(made->datatype), datatypeName(datatype)));
+  }
+  operation->descriptor.op = kPreMulSum;
+  operation->descriptor.scalar = made->scalar;
+  operation->deviceScalar = made->deviceScalar;
+}
+
 ncclResult_t collective(Function function, const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
                         ncclRedOp_t op, int root, ncclComm_t commHandle, cudaStream_t stream) {
   const char *name = functionName(function);
@@ -78,8 +98,8 @@ ncclResult_t collective(Function function, const void *sendbuff, void *recvbuff,
     Operation operation;
     prepare(name, commHandle, stream, datatype, &operation);
     const Communicator &comm = *operation.comm;
-    if (hasOp(function) && (op < 0 || op >= ncclNumOps)) {
-      throw NcclFailure(ncclInvalidArgument, format("%s: op %d is not an ncclRedOp_t", name, op));
+    if (hasOp(function)) {
+      setOp(name, op, datatype, &operation);
     }
     if (hasRoot(function) && (root < 0 || root >= comm.nRanks())) {
       throw NcclFailure(ncclInvalidArgument,
@@ -88,7 +108,6 @@ ncclResult_t collective(Function function, const void *sendbuff, void *recvbuff,
     Descriptor &d = operation.descriptor;
     d.function = function;
     d.datatype = datatype;
-    d.op = hasOp(function) ? op : 0;
     d.root = hasRoot(function) ? root : 0;
     d.count = count;
     const Shape shape = shapeOf(function, comm.rank(), comm.nRanks(), root);
@@ -196,11 +215,14 @@ class Execution {
 
   /// Reduces elements [from, from + count) of all sendbuffs to where they belong in the targets' recvbuffs.
   ncclResult_t reduceRange(uint64_t from, uint64_t count, int firstTarget, int endTarget, uint64_t targetFrom) {
-    const ReduceBlock reduce =
-        reduceBlock(static_cast<ncclDataType_t>(own_.datatype), static_cast<ncclRedOp_t>(own_.op));
+    const auto datatype = static_cast<ncclDataType_t>(own_.datatype);
+    const bool scaled = own_.op == kPreMulSum;
+    const ReduceBlock reduce = scaled ? nullptr : reduceBlock(datatype, static_cast<ncclRedOp_t>(own_.op));
     const char *starts[kMaxRanks];
+    uint64_t scalars[kMaxRanks];
     for (int rank = 0; rank < nRanks_; ++rank) {
       starts[rank] = rangeOf(rank, true, from, count);
+      scalars[rank] = comm_.descriptorOf(cursor_, rank).scalar;
     }
     char *targets[kMaxRanks];
     for (int rank = firstTarget; rank < endTarget; ++rank) {
@@ -213,7 +235,11 @@ class Execution {
       for (int rank = 0; rank < nRanks_; ++rank) {
         sources[rank] = starts[rank] + done * element_;
       }
-      reduce(sources, nRanks_, elements, result);
+      if (scaled) {
+        scaledSumBlock(datatype)(sources, scalars, nRanks_, elements, result);
+      } else {
+        reduce(sources, nRanks_, elements, result);
+      }
       for (int rank = firstTarget; rank < endTarget; ++rank) {
         std::memcpy(targets[rank] + done * element_, result, elements * element_);
       }
@@ -282,7 +308,8 @@ ncclResult_t ncclBroadcast(const void *sendbuff, void *recvbuff, size_t count, n
 
 ncclResult_t ncclBcast(void *buff, size_t count, ncclDataType_t datatype, int root, ncclComm_t comm,
                        cudaStream_t stream) {
-  return ncclBroadcast(buff, buff, count, datatype, root, comm, stream);
+  return inGroup(
+      guardNccl("ncclBcast", [&] { return ncclBroadcast(buff, buff, count, datatype, root, comm, stream); }));
 }
 
 ncclResult_t ncclReduce(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype, ncclRedOp_t op,

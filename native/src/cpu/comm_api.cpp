@@ -2,62 +2,86 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <optional>
 #include <vector>
 
+#include "comm_making.h"
 #include "communicator.h"
 #include "device.h"
 #include "error.h"
 #include "group.h"
+#include "red_op.h"
+#include "registration.h"
 #include "rendezvous.h"
 #include "window.h"
 
 namespace ncclffm::cpu {
 
-void joinAll(const std::vector<JoinRequest> &requests) {
-  std::vector<Join> joins;
-  for (const JoinRequest &request : requests) {
-    joins.emplace_back(request.id, request.nRanks, request.rank, request.device);
+Task makeCommunicator(const char *function, std::shared_ptr<OpenComm> open, ncclComm_t *comm, const JoinPlan &plan) {
+  auto join = std::make_shared<std::optional<Join>>();
+  const auto publish = [open, comm] { *comm = communicators().add(open); };
+  Task task{function, open};
+  task.stages.push_back([join, plan] { join->emplace(plan.id, plan.nRanks, plan.rank, plan.device); });
+  task.stages.push_back([join, plan, open] {
+    open->made(std::make_shared<Communicator>(plan.rank, plan.device, (*join)->finish(open->abandoned())));
+    join->reset();
+  });
+  if (open->blocking()) {
+    task.stages.push_back(publish);
+  } else {
+    task.inAdvance = publish;
   }
-  std::vector<std::shared_ptr<Communicator>> comms;
-  for (size_t i = 0; i < requests.size(); ++i) {
-    comms.push_back(std::make_shared<Communicator>(requests[i].rank, requests[i].device, joins[i].finish()));
-  }
-  for (size_t i = 0; i < requests.size(); ++i) {
-    *requests[i].comm = communicators().add(comms[i]);
+  return task;
+}
+
+void notOnWorker(const char *function) {
+  if (onStreamWorker()) {
+    throw NcclFailure(ncclInvalidUsage, format("%s: not allowed in a host function", function));
   }
 }
 
 namespace {
 
-/// Only what this backend can honour or may ignore; a struct that was not initialised is told apart by its magic
-/// number.
-void checkConfig(const ncclConfig_t *config) {
-  if (config == nullptr) {
-    return;
-  }
-  if (config->magic != NCCL_API_MAGIC || config->size < offsetof(ncclConfig_t, cgaClusterSize)) {
-    throw NcclFailure(ncclInvalidArgument,
-                      "ncclCommInitRankConfig: config was not initialised with NCCL_CONFIG_INITIALIZER");
-  }
-  if (config->blocking != NCCL_CONFIG_UNDEF_INT && config->blocking != 0 && config->blocking != 1) {
-    throw NcclFailure(ncclInvalidArgument,
-                      format("ncclCommInitRankConfig: config.blocking is %d, must be 0 or 1", config->blocking));
-  }
+void closeResources(const Communicator &comm) {
+  closeWindows(comm);
+  closeRedOps(comm);
+  closeRegistrations(comm);
 }
 
-ncclResult_t initRank(ncclComm_t *comm, int nRanks, const ncclUniqueId &id, int rank, int device) {
-  if (comm == nullptr) {
-    throw NcclFailure(ncclInvalidArgument, "ncclCommInitRank: comm is NULL");
-  }
-  *comm = nullptr;
-  if (nRanks < 1 || nRanks > kMaxRanks) {
-    throw NcclFailure(ncclInvalidArgument,
-                      format("ncclCommInitRank: nranks is %d; the CPU backend takes 1 to %d", nRanks, kMaxRanks));
-  }
-  if (rank < 0 || rank >= nRanks) {
-    throw NcclFailure(ncclInvalidArgument, format("ncclCommInitRank: rank %d is not in [0, %d)", rank, nRanks));
-  }
-  return submit(JoinRequest{comm, nRanks, id, rank, device});
+ncclResult_t initRank(const char *function, ncclComm_t *comm, int nRanks, const ncclUniqueId *ids, int nIds, int rank,
+                      const ncclConfig_t *config) {
+  return inGroup(guardNccl(function, [&] {
+    notOnWorker(function);
+    const ncclConfig_t checked = checkedConfig(function, config);
+    if (comm == nullptr) {
+      throw NcclFailure(ncclInvalidArgument, format("%s: comm is NULL", function));
+    }
+    *comm = nullptr;
+    if (nRanks < 1 || nRanks > kMaxRanks) {
+      throw NcclFailure(ncclInvalidArgument,
+                        format("%s: nranks is %d; the CPU backend takes 1 to %d", function, nRanks, kMaxRanks));
+    }
+    if (rank < 0 || rank >= nRanks) {
+      throw NcclFailure(ncclInvalidArgument, format("%s: rank %d is not in [0, %d)", function, rank, nRanks));
+    }
+    if (ids == nullptr || nIds < 1 || nIds > nRanks) {
+      throw NcclFailure(ncclInvalidArgument,
+                        format("%s: commIds is NULL or nId (%d) is not in [1, %d]", function, nIds, nRanks));
+    }
+    const JoinPlan plan = {ids[0], nRanks, rank, currentDevice()};
+    Task task = makeCommunicator(function, std::make_shared<OpenComm>(checked), comm, plan);
+    if (rank == 0 && nIds > 1) {
+      // All ranks meet at the first id. The others are used up here, as they are by NCCL: each by a world of one rank.
+      task.stages[0] = [plan, first = task.stages[0], others = std::vector<ncclUniqueId>(ids + 1, ids + nIds)] {
+        const std::atomic<bool> never{false};
+        for (const ncclUniqueId &id : others) {
+          (void)Join(id, 1, 0, plan.device).finish(never);
+        }
+        first();
+      };
+    }
+    return submit(std::move(task));
+  }));
 }
 
 /// For functions that store one number about a communicator.
@@ -71,12 +95,6 @@ ncclResult_t query(const char *function, ncclComm_t handle, int *result, Get get
     *result = get(*comm);
     return ncclSuccess;
   });
-}
-
-void notOnWorker(const char *function) {
-  if (onStreamWorker()) {
-    throw NcclFailure(ncclInvalidUsage, format("%s: not allowed in a host function", function));
-  }
 }
 
 }  // namespace
@@ -96,16 +114,16 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
 }
 
 ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nRanks, ncclUniqueId id, int rank) {
-  return ncclCommInitRankConfig(comm, nRanks, id, rank, nullptr);
+  return initRank("ncclCommInitRank", comm, nRanks, &id, 1, rank, nullptr);
 }
 
-// A non-blocking communicator (config.blocking = 0) is ready when the call returns, which NCCL's contract allows.
 ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nRanks, ncclUniqueId id, int rank, ncclConfig_t *config) {
-  return inGroup(guardNccl("ncclCommInitRank", [&] {
-    notOnWorker("ncclCommInitRank");
-    checkConfig(config);
-    return initRank(comm, nRanks, id, rank, currentDevice());
-  }));
+  return initRank("ncclCommInitRankConfig", comm, nRanks, &id, 1, rank, config);
+}
+
+ncclResult_t ncclCommInitRankScalable(ncclComm_t *comm, int nRanks, int rank, int nIds, ncclUniqueId *ids,
+                                      ncclConfig_t *config) {
+  return initRank("ncclCommInitRankScalable", comm, nRanks, ids, nIds, rank, config);
 }
 
 ncclResult_t ncclCommInitAll(ncclComm_t *comms, int nDevices, const int *devices) {
@@ -114,7 +132,7 @@ ncclResult_t ncclCommInitAll(ncclComm_t *comms, int nDevices, const int *devices
       throw NcclFailure(ncclInvalidArgument,
                         format("ncclCommInitAll: comm is NULL or ndev (%d) is not in [1, %d]", nDevices, kMaxRanks));
     }
-    std::vector<JoinRequest> requests;
+    std::vector<int> of;
     for (int rank = 0; rank < nDevices; ++rank) {
       const int device = devices == nullptr ? rank : devices[rank];
       if (device < 0 || device >= deviceCount()) {
@@ -122,46 +140,56 @@ ncclResult_t ncclCommInitAll(ncclComm_t *comms, int nDevices, const int *devices
             ncclInvalidArgument,
             format("ncclCommInitAll: device %d of rank %d is not one of the %d devices", device, rank, deviceCount()));
       }
-      requests.push_back({&comms[rank], nDevices, {}, rank, device});
+      of.push_back(device);
     }
     const ncclUniqueId id = openRendezvous();
-    for (JoinRequest &request : requests) {
-      request.id = id;
+    std::vector<Task> tasks;
+    for (int rank = 0; rank < nDevices; ++rank) {
+      tasks.push_back(makeCommunicator("ncclCommInitAll", std::make_shared<OpenComm>(undefinedConfig()), &comms[rank],
+                                       {id, nDevices, rank, of[static_cast<size_t>(rank)]}));
     }
-    joinAll(requests);
+    runTasks(std::move(tasks));
     return ncclSuccess;
   });
 }
 
 ncclResult_t ncclCommFinalize(ncclComm_t handle) {
-  return guardNccl("ncclCommFinalize", [&] {
+  return inGroup(guardNccl("ncclCommFinalize", [&] {
     if (handle == nullptr) {
       return ncclSuccess;
     }
-    const std::shared_ptr<Communicator> comm = openCommunicator("ncclCommFinalize", handle);
+    const std::shared_ptr<OpenComm> open = readyHandle("ncclCommFinalize", handle);
     notOnWorker("ncclCommFinalize");
+    const std::shared_ptr<Communicator> comm = open->comm();
     if (comm->finalized()) {
-      throw NcclFailure(ncclInvalidArgument, "ncclCommFinalize: the communicator has been finalized before");
+      throw NcclFailure(ncclInvalidArgument, "ncclCommFinalize: the communicator has been finalized or revoked before");
     }
     comm->finalize();
-    comm->flush();
-    return comm->error() == ncclSuccess ? ncclSuccess : failNccl(comm->error(), comm->errorText());
-  });
+    return submit(Task{"ncclCommFinalize", open, {[comm] {
+                         comm->flush();
+                         if (comm->error() != ncclSuccess) {
+                           throw NcclFailure(comm->error(), comm->errorText());
+                         }
+                       }}});
+  }));
 }
 
+// The name is read when all is over, as NCCL does: memory that the caller freed too early is noticed here.
 ncclResult_t ncclCommDestroy(ncclComm_t handle) {
   return guardNccl("ncclCommDestroy", [&] {
     if (handle == nullptr) {
       return ncclSuccess;
     }
     notOnWorker("ncclCommDestroy");
-    const std::shared_ptr<Communicator> comm = openCommunicator("ncclCommDestroy", handle);
+    const std::shared_ptr<OpenComm> open = readyHandle("ncclCommDestroy", handle);
+    const std::shared_ptr<Communicator> comm = open->comm();
     comm->leave();  // the handle stays valid meanwhile, so that another thread can abort
-    closeWindows(*comm);
+    closeResources(*comm);
     if (communicators().remove(handle) == nullptr) {
       throw NcclFailure(ncclInvalidArgument, "ncclCommDestroy: another thread closed the communicator meanwhile");
     }
-    return ncclSuccess;
+    const std::string wrong = open->checkName();
+    return wrong.empty() ? ncclSuccess : failNccl(ncclInternalError, "ncclCommDestroy: " + wrong);
   });
 }
 
@@ -171,24 +199,36 @@ ncclResult_t ncclCommAbort(ncclComm_t handle) {
       return ncclSuccess;
     }
     notOnWorker("ncclCommAbort");
-    const std::shared_ptr<Communicator> comm = openCommunicator("ncclCommAbort", handle);
+    const std::shared_ptr<OpenComm> open = openHandle("ncclCommAbort", handle);
     (void)communicators().remove(handle);
-    comm->abort();
-    comm->forgiveStreams();
-    closeWindows(*comm);
+    if (open->comm() != nullptr) {
+      open->comm()->abort();
+    }
+    open->abandon();
+    if (const std::shared_ptr<Communicator> comm = open->comm()) {
+      comm->abort();  // made meanwhile
+      comm->forgiveStreams();
+      closeResources(*comm);
+    }
     return ncclSuccess;
   });
 }
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t handle, ncclResult_t *error) {
   return guardNccl("ncclCommGetAsyncError", [&] {
-    const std::shared_ptr<Communicator> comm = openCommunicator("ncclCommGetAsyncError", handle);
+    const std::shared_ptr<OpenComm> open = openHandle("ncclCommGetAsyncError", handle);
     if (error == nullptr) {
       throw NcclFailure(ncclInvalidArgument, "ncclCommGetAsyncError: asyncError is NULL");
     }
-    *error = comm->checkPeers();
-    if (*error != ncclSuccess) {
-      (void)failNccl(*error, comm->errorText());
+    *error = open->state();
+    if (*error == ncclSuccess) {
+      const std::shared_ptr<Communicator> comm = open->comm();
+      *error = comm->revoked() ? ncclSuccess : comm->checkPeers();
+      if (*error != ncclSuccess) {
+        (void)failNccl(*error, comm->errorText());
+      }
+    } else if (*error != ncclInProgress) {
+      (void)failNccl(*error, open->text());
     }
     return ncclSuccess;
   });
@@ -197,7 +237,11 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t handle, ncclResult_t *error) {
 // A failed communicator tells why, also to a thread that has only met the failure as an error of the stream.
 const char *ncclGetLastError(ncclComm_t handle) {
   (void)guardNccl("ncclGetLastError", [&] {
-    const std::shared_ptr<Communicator> comm = communicators().find(handle);
+    const std::shared_ptr<OpenComm> open = communicators().find(handle);
+    const std::shared_ptr<Communicator> comm = open == nullptr ? nullptr : open->comm();
+    if (open != nullptr && open->state() != ncclSuccess && open->state() != ncclInProgress) {
+      return failNccl(open->state(), open->text());
+    }
     return comm == nullptr || comm->error() == ncclSuccess ? ncclSuccess : failNccl(comm->error(), comm->errorText());
   });
   return lastNcclText();
@@ -235,6 +279,7 @@ ncclResult_t ncclCommQueryProperties(ncclComm_t handle, ncclCommProperties_t *pr
     filled.nvmlDev = comm->device();
     filled.deviceApiSupport = true;
     filled.nLsaTeams = 1;
+    filled.hostRmaSupport = true;
     std::memcpy(static_cast<void *>(properties), &filled, std::min(properties->size, sizeof(filled)));
     return ncclSuccess;
   });
@@ -242,10 +287,27 @@ ncclResult_t ncclCommQueryProperties(ncclComm_t handle, ncclCommProperties_t *pr
 
 // All ranks are on one host and reach each other's memory: one team. A communicator that is not open has an empty one.
 ncclTeam_t ncclTeamWorld(ncclComm_t handle) {
-  const std::shared_ptr<Communicator> comm = communicators().find(handle);
+  const std::shared_ptr<OpenComm> open = communicators().find(handle);
+  const std::shared_ptr<Communicator> comm = open == nullptr ? nullptr : open->comm();
   return comm == nullptr ? ncclTeam_t{0, 0, 0} : ncclTeam_t{comm->nRanks(), comm->rank(), 1};
 }
 
 ncclTeam_t ncclTeamLsa(ncclComm_t handle) {
   return ncclTeamWorld(handle);
 }
+
+ncclTeam_t ncclTeamRail(ncclComm_t handle) {
+  const ncclTeam_t lsa = ncclTeamLsa(handle);
+  return lsa.nRanks == 0 ? lsa : ncclTeam_t{1, 0, lsa.nRanks};
+}
+
+int ncclTeamRankToWorld(ncclComm_t comm, ncclTeam_t team, int rank) {
+  return ncclTeamWorld(comm).rank + (rank - team.rank) * team.stride;
+}
+
+int ncclTeamRankToLsa(ncclComm_t comm, ncclTeam_t team, int rank) {
+  return ncclTeamLsa(comm).rank + (rank - team.rank) * team.stride;
+}
+
+// There is no log whose settings could be read again.
+void ncclResetDebugInit() {}

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "error.h"
+#include "operation.h"
 
 namespace ncclffm::cpu {
 
@@ -17,7 +18,9 @@ Communicator::Communicator(int rank, int device, Membership membership)
       streamCursor_{&control_->streamLane},
       hostCursor_{&control_->hostLane},
       sent_(membership_.ranks.size()),
-      received_(membership_.ranks.size()) {}
+      received_(membership_.ranks.size()),
+      consumed_(membership_.ranks.size()),
+      offersTaken_(membership_.ranks.size()) {}
 
 char *Communicator::at(int rank, uint64_t offset, uint64_t bytes) const {
   const PeerProcess &process = processOf(rank);
@@ -149,12 +152,32 @@ ncclResult_t Communicator::failBecauseDead(int rank, const char *operation) {
 }
 
 void Communicator::abort() {
-  adopt(ncclInvalidUsage, format("rank %d has aborted this communicator", rank_));
-  publish(ncclRemoteError, format("rank %d has aborted its communicator", rank_));
+  ending_.store(true);
+  terminate("has aborted");
+}
+
+void Communicator::terminate(const char *what) {
+  adopt(ncclInvalidUsage, format("rank %d %s this communicator", rank_, what));
+  publish(ncclRemoteError, format("rank %d %s its communicator", rank_, what));
   ring(rank_);
   std::unique_lock<std::mutex> lock(stateMutex_);
   // Waits see the failure at once and work checks it often; the bound is for a stopped machine only.
   idle_.wait_for(lock, std::chrono::seconds(10), [&] { return executing_ == 0; });
+}
+
+void Communicator::checkUsable(const char *function) {
+  if (revoked()) {
+    throw NcclFailure(ncclInvalidUsage, format("%s: the communicator has been revoked", function));
+  }
+  if (error() != ncclSuccess) {
+    throw NcclFailure(error(), errorText());
+  }
+  if (finalized()) {
+    throw NcclFailure(ncclInvalidUsage, format("%s: the communicator has been finalized", function));
+  }
+  if (suspended()) {
+    throw NcclFailure(ncclInvalidUsage, format("%s: the communicator is suspended; call ncclCommResume", function));
+  }
 }
 
 // After a failure: peers may still be reading or writing this rank's buffers, and the caller is about to free them.
@@ -211,6 +234,127 @@ ncclResult_t Communicator::awaitAll(const Cursor &cursor, const char *operation)
   });
 }
 
+void Communicator::waitDespiteFailure(const char *operation, const std::function<int()> &missing) {
+  constexpr long kSliceMs = 20;  // how soon a peer's end is noticed
+  const auto start = Clock::now();
+  RankSlot &slot = self();
+  while (true) {
+    const uint32_t bell = slot.doorbell.load(kAcquire);
+    const int absent = missing();
+    if (absent < 0) {
+      return;
+    }
+    const bool gone = processOf(absent).dead() || hasLeft(absent);
+    const bool late = Clock::now() - start >= limit_;
+    if (ending_.load() || ((gone || late) && missing() >= 0)) {
+      throw NcclFailure(ending_.load() ? ncclInternalError : ncclRemoteError,
+                        format("%s: rank %d %s", operation, ending_.load() ? rank_ : absent,
+                               ending_.load() ? "was aborted meanwhile"
+                               : gone         ? "has ended or destroyed its communicator"
+                                              : "did not come to it in time, or with other ranks in mind"));
+    }
+    slot.waiters.fetch_add(1, kSeqCst);
+    futexWait(&slot.doorbell, bell, kSliceMs);
+    slot.waiters.fetch_sub(1, kSeqCst);
+  }
+}
+
+void Communicator::meetAll(const char *operation) {
+  const auto missing = [&] {
+    if (hostCursor_.lane->completed.load(kAcquire) >= hostCursor_.phase) {
+      return -1;
+    }
+    for (int rank = 0; rank < nRanks(); ++rank) {
+      if (hostCursor_.lane->ranks[rank].arrived.load(kAcquire) < hostCursor_.phase) {
+        return rank;
+      }
+    }
+    return rank_;
+  };
+  if (revoked()) {
+    waitDespiteFailure(operation, missing);
+  } else if (wait(operation, missing) != ncclSuccess) {
+    throw NcclFailure(error(), errorText());
+  }
+  const Function own = descriptorOf(hostCursor_, rank_).function;
+  for (int rank = 0; rank < nRanks(); ++rank) {
+    const Function other = descriptorOf(hostCursor_, rank).function;
+    if (other != own) {
+      const ncclResult_t code =
+          fail(ncclInvalidUsage, format("ranks disagree: rank %d called %s, rank %d called %s", std::min(rank, rank_),
+                                        functionName(rank < rank_ ? other : own), std::max(rank, rank_),
+                                        functionName(rank < rank_ ? own : other)));
+      throw NcclFailure(code, errorText());
+    }
+  }
+}
+
+void Communicator::offer(uint64_t members, const ncclUniqueId &id) {
+  Offer &own = control_->offers[rank_];
+  const IdToken token = tokenOf(id);
+  own.number.fetch_add(1, kSeqCst);
+  own.token[0].store(token[0], kSeqCst);
+  own.token[1].store(token[1], kSeqCst);
+  own.members.store(members, kSeqCst);
+  own.number.fetch_add(1, kSeqCst);
+  ringAll();
+}
+
+ncclUniqueId Communicator::awaitOffer(uint64_t members, const char *operation) {
+  int leader = 0;
+  while ((members >> leader & 1) == 0) {
+    ++leader;
+  }
+  const Offer &from = control_->offers[leader];
+  uint64_t &taken = offersTaken_[static_cast<size_t>(leader)];
+  IdToken token{};
+  const auto missing = [&] {
+    const uint64_t number = from.number.load(kSeqCst);
+    if (number % 2 != 0 || number <= taken || from.members.load(kSeqCst) != members) {
+      return leader;
+    }
+    token = {from.token[0].load(kSeqCst), from.token[1].load(kSeqCst)};
+    if (from.number.load(kSeqCst) != number) {
+      return leader;
+    }
+    taken = number;
+    return -1;
+  };
+  waitDespiteFailure(operation, missing);
+  return idOf(token);
+}
+
+ncclUniqueId Communicator::offerGrowth() {
+  Growth &growth = control_->growth;
+  uint64_t made = growth.offered.load(kSeqCst);
+  if (growth.taken.load(kSeqCst) != made * static_cast<uint64_t>(nRanks()) ||
+      !growth.claimed.compare_exchange_strong(made, made + 1, kSeqCst)) {
+    throw NcclFailure(ncclInvalidUsage,
+                      "ncclCommGetUniqueId: the communicator's last unique id has not been used by ncclCommGrow on all "
+                      "its ranks yet");
+  }
+  const ncclUniqueId id = openRendezvous();
+  const IdToken token = tokenOf(id);
+  growth.token[0].store(token[0], kSeqCst);
+  growth.token[1].store(token[1], kSeqCst);
+  growth.offered.store(made + 1, kSeqCst);
+  ringAll();
+  return id;
+}
+
+ncclUniqueId Communicator::awaitGrowth() {
+  Growth &growth = control_->growth;
+  // Nobody knows which rank calls ncclCommGetUniqueId; any other rank's end is reported by error().
+  const int other = rank_ == 0 && nRanks() > 1 ? 1 : 0;
+  if (wait("ncclCommGrow", [&] { return growth.offered.load(kSeqCst) > growthsTaken_ ? -1 : other; }) != ncclSuccess) {
+    throw NcclFailure(error(), errorText());
+  }
+  ++growthsTaken_;
+  const IdToken token = {growth.token[0].load(kSeqCst), growth.token[1].load(kSeqCst)};
+  growth.taken.fetch_add(1, kSeqCst);
+  return idOf(token);
+}
+
 void Communicator::copy(char *to, const char *from, uint64_t bytes) const {
   constexpr uint64_t kPiece = 1u << 20;
   for (uint64_t done = 0; done < bytes && !stopped(); done += kPiece) {
@@ -224,24 +368,6 @@ void Communicator::pauseProcessor() {
 #elif defined(__aarch64__)
   asm volatile("yield" ::: "memory");
 #endif
-}
-
-Handles<ncclComm_t, Communicator> &communicators() {
-  static auto *table = new Handles<ncclComm_t, Communicator>(0x300000000);  // leaked, as every table of the backend
-  return *table;
-}
-
-std::shared_ptr<Communicator> openCommunicator(const char *function, ncclComm_t handle) {
-  if (handle == nullptr) {
-    throw NcclFailure(ncclInvalidArgument, format("%s: comm is NULL", function));
-  }
-  std::shared_ptr<Communicator> comm = communicators().find(handle);
-  if (comm == nullptr) {
-    throw NcclFailure(ncclInvalidArgument,
-                      format("%s: communicator %p is not open (destroyed, aborted or never created)", function,
-                             static_cast<void *>(handle)));
-  }
-  return comm;
 }
 
 }  // namespace ncclffm::cpu

@@ -16,7 +16,6 @@
 #include "abi.h"
 #include "control.h"
 #include "futex.h"
-#include "handles.h"
 #include "rendezvous.h"
 #include "stream.h"
 
@@ -68,6 +67,24 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   /// Fails this rank's operations and its peers', from any thread, and waits for the one that is running.
   void abort();
 
+  /// As abort(), but the communicator can still make others: ncclCommRevoke, and ncclCommShrink that terminates what
+  /// runs. what is for the texts, "has revoked".
+  void terminate(const char *what);
+
+  /// After terminate(): no operations any more, and no error either.
+  void revoke() { revoked_.store(true); }
+  bool revoked() const { return revoked_.load(); }
+
+  /// While suspended, nothing but ncclCommResume and the end is allowed.
+  void setSuspended(bool suspended) { suspended_.store(suspended); }
+  bool suspended() const { return suspended_.load(); }
+
+  /// Throws NcclFailure when an operation cannot start: failed, revoked, finalized or suspended.
+  void checkUsable(const char *function);
+
+  /// Device memory of the communicator itself: what the ranks share, counted once a rank.
+  uint64_t memoryBytes() const { return membership_.control->bytes(); }
+
   /// After abort(): streams that this communicator's operations failed can be used again.
   void forgiveStreams() { aborted_->store(true); }
 
@@ -80,6 +97,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   /// communicator fails, a peer's process ends, the missing rank has left, or waitLimit() passes.
   template <class Missing>
   ncclResult_t wait(const char *operation, Missing missing);
+
+  /// As wait(), for ranks that may go on together although the communicator has failed: only the missing rank and
+  /// abort() end it, with NcclFailure, and nobody else is told.
+  void waitDespiteFailure(const char *operation, const std::function<int()> &missing);
 
   /// Wakes a rank that may be waiting for what this rank has just stored.
   void ring(int rank);
@@ -97,6 +118,19 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   /// Waits until all ranks are in the phase; their descriptors can be read until this rank enters the next one.
   ncclResult_t awaitAll(const Cursor &cursor, const char *operation);
 
+  /// awaitAll() on the host lane, also when revoked; throws NcclFailure when that fails or the ranks called different
+  /// functions.
+  void meetAll(const char *operation);
+
+  /// Offers the ranks of a set (bit r = rank r) a new communicator, and finds that offer; the lowest rank offers.
+  /// Throws NcclFailure.
+  void offer(uint64_t members, const ncclUniqueId &id);
+  ncclUniqueId awaitOffer(uint64_t members, const char *operation);
+
+  /// Makes the id for ncclCommGrow; takes this rank's next one. Throw NcclFailure.
+  ncclUniqueId offerGrowth();
+  ncclUniqueId awaitGrowth();
+
   const Descriptor &descriptorOf(const Cursor &cursor, int rank) const {
     return cursor.lane->ranks[rank].descriptors[cursor.phase % 2];
   }
@@ -107,6 +141,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   /// Messages sent to, and taken from, each rank so far.
   std::vector<uint64_t> &sent() { return sent_; }
   std::vector<uint64_t> &received() { return received_; }
+
+  /// Signals of each rank that ncclWaitSignal has consumed.
+  std::vector<uint64_t> &consumed() { return consumed_; }
 
   /// While one exists, this rank may touch peers' buffers, and a peer that fails waits before it lets its caller free
   /// them. Check stopped() every few hundred microseconds in between.
@@ -147,7 +184,13 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Cursor hostCursor_;
   std::vector<uint64_t> sent_;
   std::vector<uint64_t> received_;
+  std::vector<uint64_t> consumed_;
+  std::vector<uint64_t> offersTaken_;  // the number of the latest offer taken from each rank
+  uint64_t growthsTaken_ = 0;
   std::atomic<bool> finalized_{false};
+  std::atomic<bool> revoked_{false};
+  std::atomic<bool> suspended_{false};
+  std::atomic<bool> ending_{false};  // abort() has been called
   const std::shared_ptr<std::atomic<bool>> aborted_ = std::make_shared<std::atomic<bool>>(false);
 
   std::mutex orderMutex_;
@@ -210,12 +253,6 @@ ncclResult_t Communicator::wait(const char *operation, Missing missing) {
     }
   }
 }
-
-/// The open communicators of this process.
-Handles<ncclComm_t, Communicator> &communicators();
-
-/// The communicator of a handle; throws NcclFailure(ncclInvalidArgument) when it is NULL or not open.
-std::shared_ptr<Communicator> openCommunicator(const char *function, ncclComm_t handle);
 
 }  // namespace ncclffm::cpu
 

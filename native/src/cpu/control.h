@@ -36,7 +36,13 @@ enum class Function : uint32_t {
   kScatter,
   kSend,
   kRecv,
-  kWindowRegister
+  kPutSignal,
+  kSignal,
+  kWaitSignal,
+  kWindowRegister,
+  kSplit,
+  kSuspend,
+  kResume
 };
 
 /// What a rank tells the others about its part of an operation. Buffers are offsets into the rank's heap.
@@ -44,10 +50,12 @@ struct Descriptor {
   Function function = Function::kAllReduce;
   int32_t datatype = 0;
   int32_t op = 0;
-  int32_t root = 0;    // the peer of a send or receive; the flags of a window
+  int32_t root = 0;    // the peer of a send, receive or signal; the flags of a window; the color of a split
   uint64_t count = 0;  // elements; bytes of a window
   uint64_t send = kNoBuffer;
-  uint64_t recv = kNoBuffer;
+  uint64_t recv = kNoBuffer;  // of ncclPutSignal: in the peer's heap
+  int32_t key = 0;            // of a split
+  uint64_t scalar = 0;        // the rank's factor of a pre-multiplied sum, in the first bytes
 };
 
 enum RankState : uint32_t { kJoined = 0, kLeft = 1 };
@@ -74,18 +82,37 @@ struct Lane {
 
 /// The messages from one rank to another, one at a time.
 struct alignas(64) Pair {
-  std::atomic<uint64_t> posted;  // number of messages that the sender has described here
-  std::atomic<uint64_t> done;    // number of messages that the receiver has taken
-  Descriptor message;            // the posted one; stable until done == posted
+  std::atomic<uint64_t> posted;   // number of messages that the sender has described here
+  std::atomic<uint64_t> done;     // number of messages that the receiver has taken
+  Descriptor message;             // the posted one; stable until done == posted
+  std::atomic<uint64_t> signals;  // number of ncclPutSignal and ncclSignal that have been carried out
 };
+
+/// The unique id with which some of the ranks make a new communicator, offered by the lowest of them.
+struct alignas(64) Offer {
+  std::atomic<uint64_t> number;   // odd while the rest is being written
+  std::atomic<uint64_t> members;  // bit r = rank r
+  std::atomic<uint64_t> token[2];
+};
+
+/// The unique ids of ncclCommGetUniqueId, one at a time.
+struct alignas(64) Growth {
+  std::atomic<uint64_t> claimed;  // number of ids that ranks have set out to make
+  std::atomic<uint64_t> offered;  // number of ids made
+  std::atomic<uint64_t> taken;    // number of times that a rank has read an id; nRanks an id
+  std::atomic<uint64_t> token[2];
+};
+static_assert(kMaxRanks <= 64, "a set of ranks is a 64-bit number");
 
 struct Control {
   std::atomic<uint32_t> claimed;  // by the first rank that reports a failure
   std::atomic<uint32_t> failed;   // 0, or the ncclResult_t; stored after text
   char text[512];                 // why, for every rank's ncclGetLastError
   RankSlot ranks[kMaxRanks];
-  Lane streamLane;                   // collectives, entered by stream workers
-  Lane hostLane;                     // window registration, entered by the caller's thread
+  Lane streamLane;          // collectives, entered by stream workers
+  Lane hostLane;            // window registration, split, suspend, resume: entered by the caller's thread
+  Offer offers[kMaxRanks];  // by the rank that offers
+  Growth growth;
   Pair pairs[kMaxRanks][kMaxRanks];  // [source][destination]
 };
 

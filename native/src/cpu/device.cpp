@@ -67,7 +67,7 @@ cudaError_t cudaRuntimeGetVersion(int *version) {
 }
 
 cudaError_t cudaDriverGetVersion(int *version) {
-  return cudaRuntimeGetVersion(version);
+  return guardCuda([&] { return cudaRuntimeGetVersion(version); });
 }
 
 // NCCLFFM_CPU_NCCL_VERSION makes the backend claim another version, so that tests can meet a library that is too old.

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "abi.h"
+#include "fault.h"
 
 namespace ncclffm::cpu {
 
@@ -33,11 +34,13 @@ struct NcclFailure : std::runtime_error {
   ncclResult_t code;
 };
 
-/// Runs the body of an exported cuda* function: remembers its error, turns exceptions into codes.
+/// Runs the body of an exported cuda* function: remembers its error, turns exceptions into codes. Its name is the
+/// caller's.
 template <class Body>
-cudaError_t guardCuda(Body body) noexcept {
+cudaError_t guardCuda(Body body, const char *function = __builtin_FUNCTION()) noexcept {
   try {
-    return remember(body());
+    const std::optional<int> fault = injectedFault(function);
+    return remember(fault ? static_cast<cudaError_t>(*fault) : body());
   } catch (const std::bad_alloc &) {
     return remember(cudaErrorMemoryAllocation);
   } catch (...) {
@@ -49,6 +52,9 @@ cudaError_t guardCuda(Body body) noexcept {
 template <class Body>
 ncclResult_t guardNccl(const char *function, Body body) noexcept {
   try {
+    if (const std::optional<int> fault = injectedFault(function)) {
+      return failNccl(static_cast<ncclResult_t>(*fault), std::string(function) + ": injected fault");
+    }
     return body();
   } catch (const NcclFailure &failure) {
     return failNccl(failure.code, failure.what());

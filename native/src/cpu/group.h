@@ -1,39 +1,37 @@
-// Group semantics: what a thread asks for between ncclGroupStart and ncclGroupEnd is carried out together at the end.
+// Group semantics: what a thread asks for between ncclGroupStart and ncclGroupEnd is carried out together at the end;
+// in the background for non-blocking communicators.
 #ifndef NCCLFFM_CPU_GROUP_H_
 #define NCCLFFM_CPU_GROUP_H_
 
+#include <functional>
+#include <vector>
+
 #include "abi.h"
+#include "open_comm.h"
 #include "operation.h"
 
 namespace ncclffm::cpu {
 
-struct JoinRequest {
-  ncclComm_t *comm;  // written when the join has succeeded
-  int nRanks;
-  ncclUniqueId id;
-  int rank;
-  int device;
+/// A call that must meet other ranks before it is complete: creation, registration, finalization. Stage n of all tasks
+/// of a group runs before stage n + 1 of any, so that one thread can speak for several ranks: a stage may only wait for
+/// what other ranks do in earlier stages.
+struct Task {
+  const char *function;
+  std::shared_ptr<OpenComm> open;  // in progress meanwhile if it is non-blocking; its tasks run one after the other
+  std::vector<std::function<void()>> stages = {};  // may throw NcclFailure
+  std::function<void()> inAdvance = {};  // on the caller's thread before a non-blocking call returns; may be empty
 };
 
-struct WindowRequest {
-  std::shared_ptr<Communicator> comm;
-  Descriptor descriptor;
-  ncclWindow_t *window;  // written when all ranks have registered
-};
-
-/// Carries a request out now or, inside a group, at its end. All may throw NcclFailure.
+/// Carries a request out now or, inside a group, at its end. Throws NcclFailure. ncclInProgress for a non-blocking
+/// communicator outside a group.
 ncclResult_t submit(Operation operation);
-ncclResult_t submit(const JoinRequest &request);
-ncclResult_t submit(WindowRequest request);
+ncclResult_t submit(Task task);
 
 /// Hands a result through; an error inside a group also fails the group, whose end returns it and starts nothing.
 ncclResult_t inGroup(ncclResult_t result);
 
-/// Introduces all the ranks, then waits for their communicators. All or none.
-void joinAll(const std::vector<JoinRequest> &requests);
-
-/// Registers windows; those of one communicator in order, those of several side by side.
-void registerAll(std::vector<WindowRequest> requests);
+/// Runs tasks on this thread.
+void runTasks(std::vector<Task> tasks);
 
 }  // namespace ncclffm::cpu
 

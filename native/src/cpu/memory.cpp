@@ -1,4 +1,6 @@
 // Device and pinned host memory, copies and fills.
+#include "memory.h"
+
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -137,6 +139,11 @@ cudaError_t release(void *pointer) {
 }
 
 }  // namespace
+
+bool isDeviceVisible(const void *pointer, uint64_t bytes) {
+  const Residence residence = locate(pointer, bytes).residence;
+  return residence == Residence::kDevice || residence == Residence::kPinned;
+}
 
 }  // namespace ncclffm::cpu
 
@@ -302,7 +309,7 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpy
 }
 
 cudaError_t cudaMemset(void *pointer, int value, size_t bytes) {
-  return cudaMemsetAsync(pointer, value, bytes, nullptr);
+  return guardCuda([&] { return cudaMemsetAsync(pointer, value, bytes, nullptr); });
 }
 
 cudaError_t cudaMemsetAsync(void *pointer, int value, size_t bytes, cudaStream_t handle) {

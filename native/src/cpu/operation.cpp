@@ -29,8 +29,20 @@ const char *functionName(Function function) {
       return "ncclSend";
     case Function::kRecv:
       return "ncclRecv";
+    case Function::kPutSignal:
+      return "ncclPutSignal";
+    case Function::kSignal:
+      return "ncclSignal";
+    case Function::kWaitSignal:
+      return "ncclWaitSignal";
     case Function::kWindowRegister:
       return "ncclCommWindowRegister";
+    case Function::kSplit:
+      return "ncclCommSplit";
+    case Function::kSuspend:
+      return "ncclCommSuspend";
+    case Function::kResume:
+      return "ncclCommResume";
   }
   return "unknown function";
 }
@@ -53,11 +65,17 @@ std::string describe(const Descriptor &d) {
       break;
     case Function::kSend:
     case Function::kRecv:
+    case Function::kPutSignal:
+    case Function::kSignal:
       text += format(", peer %d", d.root);
       break;
     case Function::kAllGather:
     case Function::kAlltoAll:
+    case Function::kWaitSignal:
     case Function::kWindowRegister:
+    case Function::kSplit:
+    case Function::kSuspend:
+    case Function::kResume:
       break;
   }
   return text + ")";
@@ -65,14 +83,10 @@ std::string describe(const Descriptor &d) {
 
 void prepare(const char *function, ncclComm_t commHandle, cudaStream_t streamHandle, ncclDataType_t datatype,
              Operation *operation) {
-  operation->comm = openCommunicator(function, commHandle);
+  operation->open = readyHandle(function, commHandle);
+  operation->comm = operation->open->comm();
   Communicator &comm = *operation->comm;
-  if (comm.error() != ncclSuccess) {
-    throw NcclFailure(comm.error(), comm.errorText());
-  }
-  if (comm.finalized()) {
-    throw NcclFailure(ncclInvalidUsage, format("%s: the communicator has been finalized", function));
-  }
+  comm.checkUsable(function);
   if (elementBytes(datatype) == 0) {
     throw NcclFailure(ncclInvalidArgument, format("%s: datatype %d is not an ncclDataType_t", function, datatype));
   }

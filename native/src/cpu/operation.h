@@ -8,14 +8,18 @@
 
 #include "communicator.h"
 #include "control.h"
+#include "open_comm.h"
 #include "stream.h"
 
 namespace ncclffm::cpu {
 
 struct Operation {
+  std::shared_ptr<OpenComm> open;
   std::shared_ptr<Communicator> comm;
   std::shared_ptr<Stream> stream;
   Descriptor descriptor;
+  const void *deviceScalar = nullptr;              // of ncclRedOpCreatePreMulSum: read when the collective runs
+  std::vector<ncclWaitSignalDesc_t> signals = {};  // of ncclWaitSignal
 };
 
 const char *functionName(Function function);
@@ -28,6 +32,9 @@ ncclResult_t runCollective(Communicator &comm, const Descriptor &own);
 
 /// Executes the sends and receives of one group, all making progress together.
 ncclResult_t runMessages(Communicator &comm, const std::vector<Descriptor> &messages);
+
+/// Executes one put, signal or wait for signals.
+ncclResult_t runOneSided(Communicator &comm, const Descriptor &own, const std::vector<ncclWaitSignalDesc_t> &signals);
 
 /// The checks that all communication functions share, in NCCL's order: the communicator and its state, the stream, the
 /// data type. Fills operation and throws NcclFailure for what is wrong.

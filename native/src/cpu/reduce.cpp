@@ -1,6 +1,7 @@
 // The reduction loops, one instance per type and operation, shaped so that the compiler vectorises them.
 #include "reduce.h"
 
+#include <cstring>
 #include <type_traits>
 
 #include "number.h"
@@ -98,6 +99,26 @@ void reduce(const void *const *sources, int n, uint64_t count, void *result) {
 }
 
 template <class T>
+void scaledSum(const void *const *sources, const uint64_t *scalars, int n, uint64_t count, void *result) {
+  using Accumulator = typename Arithmetic<T>::Accumulator;
+  alignas(64) Accumulator accumulators[kReduceBlock];
+  for (int source = 0; source < n; ++source) {
+    T factor;
+    std::memcpy(&factor, &scalars[source], sizeof(T));
+    const Accumulator scalar = Arithmetic<T>::load(factor);
+    const T *__restrict next = static_cast<const T *>(sources[source]);
+    for (uint64_t i = 0; i < count; ++i) {
+      const Accumulator term = Product::combine(Arithmetic<T>::load(next[i]), scalar);
+      accumulators[i] = source == 0 ? term : Sum::combine(accumulators[i], term);
+    }
+  }
+  T *__restrict out = static_cast<T *>(result);
+  for (uint64_t i = 0; i < count; ++i) {
+    out[i] = Arithmetic<T>::store(accumulators[i]);
+  }
+}
+
+template <class T>
 ReduceBlock ofType(ncclRedOp_t op) {
   switch (op) {
     case ncclSum:
@@ -111,6 +132,7 @@ ReduceBlock ofType(ncclRedOp_t op) {
     case ncclAvg:
       return reduce<T, Average>;
     case ncclNumOps:
+    case ncclMaxRedOp:
       break;
   }
   return nullptr;
@@ -120,15 +142,22 @@ struct TypeRow {
   const char *name;
   size_t bytes;
   ReduceBlock (*reduction)(ncclRedOp_t);
+  ScaledSumBlock scaledSum;
 };
 
 constexpr TypeRow kTypes[ncclNumTypes] = {
-    {"ncclInt8", 1, ofType<int8_t>},           {"ncclUint8", 1, ofType<uint8_t>},
-    {"ncclInt32", 4, ofType<int32_t>},         {"ncclUint32", 4, ofType<uint32_t>},
-    {"ncclInt64", 8, ofType<int64_t>},         {"ncclUint64", 8, ofType<uint64_t>},
-    {"ncclFloat16", 2, ofType<Float16>},       {"ncclFloat32", 4, ofType<float>},
-    {"ncclFloat64", 8, ofType<double>},        {"ncclBfloat16", 2, ofType<Bfloat16>},
-    {"ncclFloat8e4m3", 1, ofType<Float8e4m3>}, {"ncclFloat8e5m2", 1, ofType<Float8e5m2>},
+    {"ncclInt8", 1, ofType<int8_t>, scaledSum<int8_t>},
+    {"ncclUint8", 1, ofType<uint8_t>, scaledSum<uint8_t>},
+    {"ncclInt32", 4, ofType<int32_t>, scaledSum<int32_t>},
+    {"ncclUint32", 4, ofType<uint32_t>, scaledSum<uint32_t>},
+    {"ncclInt64", 8, ofType<int64_t>, scaledSum<int64_t>},
+    {"ncclUint64", 8, ofType<uint64_t>, scaledSum<uint64_t>},
+    {"ncclFloat16", 2, ofType<Float16>, scaledSum<Float16>},
+    {"ncclFloat32", 4, ofType<float>, scaledSum<float>},
+    {"ncclFloat64", 8, ofType<double>, scaledSum<double>},
+    {"ncclBfloat16", 2, ofType<Bfloat16>, scaledSum<Bfloat16>},
+    {"ncclFloat8e4m3", 1, ofType<Float8e4m3>, scaledSum<Float8e4m3>},
+    {"ncclFloat8e5m2", 1, ofType<Float8e5m2>, scaledSum<Float8e5m2>},
 };
 
 bool isType(int datatype) {
@@ -147,7 +176,11 @@ const char *datatypeName(int datatype) {
 
 const char *opName(int op) {
   static constexpr const char *kNames[ncclNumOps] = {"ncclSum", "ncclProd", "ncclMax", "ncclMin", "ncclAvg"};
-  return op >= 0 && op < ncclNumOps ? kNames[op] : "unknown operation";
+  return op >= 0 && op < ncclNumOps ? kNames[op] : op == kPreMulSum ? "pre-multiplied sum" : "unknown operation";
+}
+
+ScaledSumBlock scaledSumBlock(ncclDataType_t datatype) {
+  return kTypes[datatype].scaledSum;
 }
 
 ReduceBlock reduceBlock(ncclDataType_t datatype, ncclRedOp_t op) {

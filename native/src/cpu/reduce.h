@@ -21,8 +21,16 @@ constexpr uint64_t kReduceBlock = 2048;  // elements; 16 KiB of float64 stay in 
 /// towards zero. NaN loses against a number in max and min, as in fmax. result must not overlap a source.
 using ReduceBlock = void (*)(const void *const *sources, int n, uint64_t count, void *result);
 
-/// The function for a type and an operation, both valid.
+/// The function for a type and a built-in operation, both valid.
 ReduceBlock reduceBlock(ncclDataType_t datatype, ncclRedOp_t op);
+
+/// What descriptors say instead of the number of an operation of ncclRedOpCreatePreMulSum, which differs between ranks.
+constexpr int32_t kPreMulSum = ncclNumOps;
+
+/// As ReduceBlock, the sum of sources[rank][i] * scalars[rank], each scalar in the first bytes of its number.
+using ScaledSumBlock = void (*)(const void *const *sources, const uint64_t *scalars, int n, uint64_t count,
+                                void *result);
+ScaledSumBlock scaledSumBlock(ncclDataType_t datatype);
 
 }  // namespace ncclffm::cpu
 

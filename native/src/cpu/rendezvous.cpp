@@ -354,6 +354,21 @@ ncclUniqueId openRendezvous() {
   return id;
 }
 
+static_assert(sizeof(IdToken) == kTokenBytes);
+
+IdToken tokenOf(const ncclUniqueId &id) {
+  IdToken token;
+  std::memcpy(token.data(), id.internal + sizeof(kIdMagic), kTokenBytes);
+  return token;
+}
+
+ncclUniqueId idOf(const IdToken &token) {
+  ncclUniqueId id = {};
+  std::memcpy(id.internal, kIdMagic, sizeof(kIdMagic));
+  std::memcpy(id.internal + sizeof(kIdMagic), token.data(), kTokenBytes);
+  return id;
+}
+
 Join::Join(const ncclUniqueId &id, int nRanks, int rank, int device)
     : nRanks_(nRanks), rank_(rank), socket_(newSocket()) {
   if (std::memcmp(id.internal, kIdMagic, sizeof(kIdMagic)) != 0) {
@@ -376,7 +391,7 @@ Join::Join(const ncclUniqueId &id, int nRanks, int rank, int device)
   }
 }
 
-Membership Join::finish() {
+Membership Join::finish(const std::atomic<bool> &abandoned) {
   // Longer than the root's own limit, so that the root's answer, which names the missing ranks, comes first.
   const auto deadline = Clock::now() + waitLimit() + std::chrono::seconds(2);
   Welcome welcome;
@@ -400,8 +415,12 @@ Membership Join::finish() {
       if (left <= 0) {
         throw NcclFailure(ncclSystemError, format("ncclCommInitRank: no answer from the root for rank %d", rank_));
       }
+      if (abandoned.load()) {
+        throw NcclFailure(ncclInternalError, format("ncclCommInitRank: rank %d was aborted meanwhile", rank_));
+      }
+      constexpr int64_t kSliceMs = 20;
       pollfd socket = {socket_.get(), POLLIN, 0};
-      poll(&socket, 1, static_cast<int>(left));
+      poll(&socket, 1, static_cast<int>(std::min<int64_t>(left, kSliceMs)));
     }
   }
   if (bytes != sizeof(welcome)) {

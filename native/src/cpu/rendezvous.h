@@ -5,6 +5,8 @@
 #ifndef NCCLFFM_CPU_RENDEZVOUS_H_
 #define NCCLFFM_CPU_RENDEZVOUS_H_
 
+#include <array>
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <vector>
@@ -21,6 +23,11 @@ std::chrono::milliseconds waitLimit();
 
 /// Opens a meeting point. Throws NcclFailure.
 ncclUniqueId openRendezvous();
+
+/// What distinguishes an id from all others, in two numbers.
+using IdToken = std::array<uint64_t, 2>;
+IdToken tokenOf(const ncclUniqueId &id);
+ncclUniqueId idOf(const IdToken &token);
 
 /// What a rank knows when all have come.
 struct Membership {
@@ -40,8 +47,9 @@ class Join {
   Join(const ncclUniqueId &id, int nRanks, int rank, int device);
 
   /// Waits until all ranks have come. Throws NcclFailure: ncclInvalidUsage for ranks that contradict each other or an
-  /// id that was used before, ncclSystemError for ranks that did not come in time, ncclRemoteError for one that ended.
-  Membership finish();
+  /// id that was used before, ncclSystemError for ranks that did not come in time, ncclRemoteError for one that ended,
+  /// ncclInternalError soon after abandoned has become true.
+  Membership finish(const std::atomic<bool> &abandoned);
 
  private:
   int nRanks_;

@@ -196,7 +196,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned int flags) 
 
 // Priorities are accepted and have no effect, as on a GPU with a single priority.
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned int flags, int) {
-  return cudaStreamCreateWithFlags(stream, flags);
+  return guardCuda([&] { return cudaStreamCreateWithFlags(stream, flags); });
 }
 
 // Returns at once; the worker finishes what is queued.

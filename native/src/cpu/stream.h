@@ -5,8 +5,8 @@
 // they form no cycle.
 //
 // Work that returns an error fails its stream: what follows is skipped, and every later wait reports the error, so that
-// garbage is never handed over silently. It is over when the work's communicator is aborted, as on a GPU, where a stream
-// outlives an aborted communicator.
+// garbage is never handed over silently. It is over when the work's communicator is aborted, as on a GPU, where a
+// stream outlives an aborted communicator.
 #ifndef NCCLFFM_CPU_STREAM_H_
 #define NCCLFFM_CPU_STREAM_H_
 

@@ -225,6 +225,106 @@ void windowScenario(int number, int n) {
   leave(rank);
 }
 
+/// allReduceAndCheck() on another communicator of the same ranks or some of them.
+void sumAndCheck(ncclComm_t comm, cudaStream_t stream, int number, int want) {
+  auto *data = deviceArray<int>(1);
+  toDevice(data, {number});
+  NCCL_OK(ncclAllReduce(data, data, 1, ncclInt32, ncclSum, comm, stream));
+  CUDA_OK(cudaStreamSynchronize(stream));
+  CHECK_EQ(toHost(data, 1)[0], want);
+  CUDA_OK(cudaFree(data));
+}
+
+void splitScenario(int number, int n) {
+  const Rank rank = join(idFromParent(), number, n);
+  ncclComm_t child = nullptr;
+  NCCL_OK(ncclCommSplit(rank.comm, number % 2, -number, &child, nullptr));
+  int childRank = -1;
+  NCCL_OK(ncclCommUserRank(child, &childRank));
+  CHECK_EQ(childRank, (n - 1 - number) / 2);
+  int want = 0;
+  for (int other = number % 2; other < n; other += 2) {
+    want += 1 << other;
+  }
+  sumAndCheck(child, rank.stream, 1 << number, want);
+  NCCL_OK(ncclCommDestroy(child));
+  float factor = static_cast<float>(number + 1);
+  ncclRedOp_t op = ncclSum;
+  NCCL_OK(ncclRedOpCreatePreMulSum(&op, &factor, ncclFloat32, ncclScalarHostImmediate, rank.comm));
+  auto *data = deviceArray<float>(1);
+  toDevice(data, {2.0f});
+  NCCL_OK(ncclAllReduce(data, data, 1, ncclFloat32, op, rank.comm, rank.stream));
+  CUDA_OK(cudaStreamSynchronize(rank.stream));
+  CHECK_EQ(toHost(data, 1)[0], static_cast<float>(n * (n + 1)));
+  leave(rank);
+}
+
+void signalScenario(int number, int n) {
+  const Rank rank = join(idFromParent(), number, n);
+  constexpr size_t kCount = 10000;
+  void *memory = nullptr;
+  NCCL_OK(ncclMemAlloc(&memory, 2 * kCount * sizeof(int)));
+  auto *data = static_cast<int *>(memory);
+  ncclWindow_t window = nullptr;
+  NCCL_OK(ncclCommWindowRegister(rank.comm, memory, 2 * kCount * sizeof(int), &window, NCCL_WIN_COLL_SYMMETRIC));
+  const int next = (number + 1) % n;
+  const int previous = (number + n - 1) % n;
+  for (int round = 0; round < 20; ++round) {
+    toDevice(data, std::vector<int>(kCount, round * n + number));
+    NCCL_OK(
+        ncclPutSignal(data, kCount, ncclInt32, next, window, kCount * sizeof(int), 0, 0, 0, rank.comm, rank.stream));
+    ncclWaitSignalDesc_t wait = {1, previous, 0, 0};
+    NCCL_OK(ncclWaitSignal(1, &wait, rank.comm, rank.stream));
+    CUDA_OK(cudaStreamSynchronize(rank.stream));
+    CHECK(toHost(data + kCount, kCount) == std::vector<int>(kCount, round * n + previous));
+    sumAndCheck(rank.comm, rank.stream, 1, n);  // nobody overwrites what is still being checked
+  }
+  NCCL_OK(ncclCommWindowDeregister(rank.comm, window));
+  leave(rank);
+}
+
+/// The last rank is not among those who start; rank 0 hands its id to the parent.
+void growScenario(int number, int n) {
+  const ncclUniqueId id = idFromParent();
+  ncclComm_t grown = nullptr;
+  if (number == n - 1) {
+    CUDA_OK(cudaSetDevice(number));
+    NCCL_OK(ncclCommGrow(nullptr, n, &id, number, &grown, nullptr));
+  } else {
+    const Rank rank = join(id, number, n - 1);
+    ncclUniqueId growId;
+    if (number == 0) {
+      NCCL_OK(ncclCommGetUniqueId(rank.comm, &growId));
+      writeAll(1, &growId, sizeof(growId));
+    }
+    NCCL_OK(ncclCommGrow(rank.comm, n, number == 0 ? &growId : nullptr, -1, &grown, nullptr));
+    leave(rank);
+  }
+  const cudaStream_t stream = newStream();
+  sumAndCheck(grown, stream, 1 << number, (1 << n) - 1);
+  NCCL_OK(ncclCommDestroy(grown));
+}
+
+/// The last rank is killed while the others wait for it; they go on without it.
+void shrinkAfterKillScenario(int number, int n) {
+  const Rank rank = join(idFromParent(), number, n);
+  if (number == n - 1) {
+    mark();
+    awaitPermission();  // never given
+  }
+  auto *data = deviceArray<int>(1000);
+  NCCL_OK(ncclAllReduce(data, data, 1000, ncclInt32, ncclSum, rank.comm, rank.stream));
+  mark();
+  CHECK_EQ(cudaStreamSynchronize(rank.stream), cudaErrorLaunchFailure);
+  ncclComm_t child = nullptr;
+  int excluded[] = {n - 1};
+  CHECK_EQ(ncclCommShrink(rank.comm, excluded, 1, &child, nullptr, NCCL_SHRINK_DEFAULT), ncclRemoteError);
+  NCCL_OK(ncclCommShrink(rank.comm, excluded, 1, &child, nullptr, NCCL_SHRINK_ABORT));
+  NCCL_OK(ncclCommAbort(rank.comm));
+  sumAndCheck(child, rank.stream, 1 << number, (1 << (n - 1)) - 1);
+  NCCL_OK(ncclCommDestroy(child));
+}
+
 /// The last rank never comes to the second collective; it is killed while the others wait.
 void killedWhileOthersWaitScenario(int number, int n) {
   const Rank rank = join(idFromParent(), number, n);
@@ -385,6 +485,14 @@ int runAsRank(int argc, char **argv) {
     collectivesScenario(number, n);
   } else if (scenario == "window") {
     windowScenario(number, n);
+  } else if (scenario == "split") {
+    splitScenario(number, n);
+  } else if (scenario == "signal") {
+    signalScenario(number, n);
+  } else if (scenario == "grow") {
+    growScenario(number, n);
+  } else if (scenario == "shrinkAfterKill") {
+    shrinkAfterKillScenario(number, n);
   } else if (scenario == "killedWhileOthersWait") {
     killedWhileOthersWaitScenario(number, n);
   } else if (scenario == "killedInTheMiddle") {
@@ -418,6 +526,30 @@ TEST(processesDoCollectivesAndMessages) {
 
 TEST(processesShareWindows) {
   checkAllEnd("window", 4);
+}
+
+TEST(processesSplit) {
+  checkAllEnd("split", 4);
+}
+
+TEST(processesSignalEachOther) {
+  checkAllEnd("signal", 3);
+}
+
+TEST(processesGrow) {
+  const RankProcesses ranks = start("grow", 3);
+  ncclUniqueId id;
+  NCCL_OK(ncclGetUniqueId(&id));
+  ranks[0]->give(id);
+  ranks[1]->give(id);
+  ranks[2]->give(ranks[0]->takeId());
+  for (const auto &rank : ranks) {
+    CHECK_EQ(rank->end(), 0);
+  }
+}
+
+TEST(processesGoOnWithoutAKilledRank) {
+  checkSurvivors("shrinkAfterKill", 4, 3, true);
 }
 
 TEST(processesJoinWithAnIdOfRankZero) {

@@ -1,9 +1,19 @@
 // The declarations of the CPU backend against NVIDIA's own headers: signatures (a difference does not compile), struct
 // layouts and values (a difference is printed).
+// Without it nccl.h declares no ncclResetDebugInit.
+#define NCCL_OS_LINUX
 #include <cuda_runtime.h>
 #include <nccl.h>
 // nccl_device/core.h needs nccl.h before it.
 #include <nccl_device/core.h>
+#include <nccl_device/gin_barrier.h>
+#include <nccl_device/ll_a2a.h>
+#include <nccl_device/lsa_barrier.h>
+
+#include <nccl_device/impl/core__types.h>
+#include <nccl_device/impl/gin_barrier__types.h>
+#include <nccl_device/impl/ll_a2a__types.h>
+#include <nccl_device/impl/lsa_barrier__types.h>
 
 #include <cstdio>
 #include <cstring>

@@ -2,6 +2,7 @@
 #ifndef NCCLFFM_TEST_CPU_WORLD_H_
 #define NCCLFFM_TEST_CPU_WORLD_H_
 
+#include <atomic>
 #include <condition_variable>
 #include <functional>
 #include <mutex>
@@ -58,6 +59,14 @@ inline void onRanks(int n, const std::function<void(Rank &)> &body) {
     NCCL_OK(ncclCommDestroy(rank.comm));
     CUDA_OK(cudaStreamDestroy(rank.stream));
   });
+}
+
+/// Counts this thread and waits until all have been counted.
+inline void awaitCount(std::atomic<int> *count, int all) {
+  ++*count;
+  while (count->load() < all) {
+    std::this_thread::yield();
+  }
 }
 
 /// A gate that one thread opens and others wait at.

@@ -1,0 +1,14 @@
+// What kinds of memory the backend tells apart.
+#ifndef NCCLFFM_CPU_MEMORY_H_
+#define NCCLFFM_CPU_MEMORY_H_
+
+#include <cstdint>
+
+namespace ncclffm::cpu {
+
+/// Whether a range is device memory or pinned host memory, within one allocation.
+bool isDeviceVisible(const void *pointer, uint64_t bytes);
+
+}  // namespace ncclffm::cpu
+
+#endif  // NCCLFFM_CPU_MEMORY_H_
