@@ -634,6 +634,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
     } finally {
       leave();
     }
+    settleIfInProgress("ncclRecv");
   }
 
   /** Sends part r of the whole send buffer to rank r; both buffers have size times the elements. */
