@@ -10,6 +10,7 @@ import io.ncclffm.core.bindings.nccl.ncclWaitSignalDesc_t;
 import io.ncclffm.core.internal.Backoff;
 import io.ncclffm.core.internal.NativeLibraries;
 import java.lang.foreign.Arena;
+import java.lang.foreign.MemoryLayout;
 import java.lang.foreign.MemorySegment;
 import java.lang.foreign.SegmentAllocator;
 import java.lang.invoke.MethodHandles;
@@ -879,6 +880,18 @@ public final class Communicator implements AutoCloseable, FailureSource {
   }
 
   /**
+   * What kernels compiled from NCCL's device headers need to communicate ({@code
+   * ncclDevCommCreate}, 2.28.3; here from the version of the bindings on, because the struct has
+   * changed with each). Collective. Not in a group.
+   *
+   * @throws NcclException if the ranks cannot address one another's memory, or what is required is
+   *     not there
+   */
+  public NcclDeviceCommunicator createDeviceCommunicator(NcclDeviceRequirements requirements) {
+    return NcclDeviceCommunicator.create(this, requirements);
+  }
+
+  /**
    * A sum whose inputs are multiplied first ({@code ncclRedOpCreatePreMulSum}, 2.11.4), with a
    * factor that is read during this call.
    *
@@ -1350,15 +1363,15 @@ public final class Communicator implements AutoCloseable, FailureSource {
 
   /** Takes part in a split without getting a child ({@code NCCL_SPLIT_NOCOLOR}). */
   public void leaveSplit() {
-    MemorySegment out = allocateOut();
+    MemorySegment out = allocateLateWritten(ADDRESS);
     call(
         "ncclCommSplit",
         comm -> NcclH.ncclCommSplit(comm, NcclH.NCCL_SPLIT_NOCOLOR(), 0, out, MemorySegment.NULL));
   }
 
-  /** A pointer that NCCL may write long after the call: it lives as long as this communicator. */
-  synchronized MemorySegment allocateOut() {
-    return arena.allocate(ADDRESS);
+  /** What NCCL may write long after the call: it lives as long as this communicator. */
+  synchronized MemorySegment allocateLateWritten(MemoryLayout layout) {
+    return arena.allocate(layout);
   }
 
   /**

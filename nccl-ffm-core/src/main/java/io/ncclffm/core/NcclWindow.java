@@ -64,7 +64,7 @@ public final class NcclWindow implements AutoCloseable {
       bits |= flag.bit;
     }
     int windowFlags = bits;
-    MemorySegment out = communicator.allocateOut();
+    MemorySegment out = communicator.allocateLateWritten(ADDRESS);
     communicator.call(
         "ncclCommWindowRegister",
         comm ->
