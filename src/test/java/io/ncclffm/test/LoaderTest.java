@@ -3,20 +3,25 @@ package io.ncclffm.test;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertTrue;
+import static org.junit.jupiter.api.Assumptions.assumeFalse;
 
 import java.io.IOException;
+import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
+import java.util.Arrays;
 import java.util.stream.Stream;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
+import org.junit.jupiter.params.provider.ValueSource;
 
 /**
  * What the loader says when there is nothing, or the wrong thing, to load. Loading happens once per
- * process, so every case has a JVM of its own; copies of the CPU backend play all libraries.
+ * process, so every case has a JVM of its own; copies of the CPU backend play all libraries. Row
+ * numbers are those of the table of known faults of JVM bindings that this project keeps.
  */
 class LoaderTest {
   private static final Duration TIMEOUT = Duration.ofMinutes(1);
@@ -61,6 +66,7 @@ class LoaderTest {
         .orElseThrow(() -> new AssertionError("no line \"" + prefix + "\" in:\n" + output));
   }
 
+  // Rows 4 and 27 of the table of known faults.
   @ParameterizedTest
   @CsvSource({"cuda,cudart", "cuda,nccl", "cuda,shim", "cpu,shim", "auto,cudart", "auto,nccl"})
   void fileThatDoesNotExist(String backend, String library) throws Exception {
@@ -106,6 +112,32 @@ class LoaderTest {
     assertContains(failure, "cannot load libnccl", text + ": " + text + ":", "Remedy");
   }
 
+  /** Its list of needed libraries names one that no system has. Row 3. */
+  @ParameterizedTest
+  @CsvSource({"cudart,libcudart.so.13", "nccl,libnccl.so.2", "shim,libncclffm_cuda.so"})
+  void dependencyThatIsMissingIsNamed(String library, String name) throws Exception {
+    Path broken = CpuLibrary.copyTo(folder.resolve("broken"), name);
+    byte[] content = Files.readAllBytes(broken);
+    byte[] needed = "\0libm.so.6\0".getBytes(StandardCharsets.US_ASCII);
+    byte[] missing = "\0no-m.so.6\0".getBytes(StandardCharsets.US_ASCII);
+    int replaced = 0;
+    for (int at = 0; at + needed.length <= content.length; at++) {
+      if (Arrays.equals(content, at, at + needed.length, needed, 0, needed.length)) {
+        System.arraycopy(missing, 0, content, at, missing.length);
+        replaced++;
+      }
+    }
+    assertTrue(replaced > 0, "the CPU backend's library does not need libm any more");
+    Files.write(broken, content);
+
+    String failure =
+        line(
+            run(allCopies("versions").property("ncclffm." + library, broken)),
+            "VERSIONS NativeLibraryException");
+    assertContains(failure, "-Dncclffm." + library, broken.toString(), "no-m.so.6", "Remedy");
+  }
+
+  // Row 21: the version comes before any other symbol.
   @Test
   void ncclThatIsTooOld() throws Exception {
     ChildJvm.Setup setup = allCopies("versions").environment("NCCLFFM_CPU_NCCL_VERSION", 21000);
@@ -130,14 +162,12 @@ class LoaderTest {
     assertContains(fromEnvironment, "NCCLFFM_BACKEND=gpu", "auto, cuda or cpu");
   }
 
-  @Test
-  void laterCallsRepeatTheFirstFailure() throws Exception {
+  /** Row 4: whichever library is missing, it is never an error of a class's initialisation. */
+  @ParameterizedTest
+  @ValueSource(strings = {"cudart", "nccl", "shim"})
+  void laterCallsRepeatTheFirstFailure(String library) throws Exception {
     Path missing = folder.resolve("no-such-library.so");
-    String output =
-        run(
-            probe("thrice")
-                .property("ncclffm.backend", "cuda")
-                .property("ncclffm.cudart", missing));
+    String output = run(allCopies("thrice").property("ncclffm." + library, missing));
 
     String first = line(output, "FIRST ");
     for (String later : new String[] {"SECOND ", "THIRD ", "FOURTH ", "FIFTH "}) {
@@ -146,6 +176,7 @@ class LoaderTest {
     }
   }
 
+  // Row 26.
   @Test
   void autoTakesTheCpuBackendWithoutAGpuAndSaysWhyInOneLine() throws Exception {
     Path cpu = CpuLibrary.copyTo(folder, "libncclffm_cpu.so");
@@ -175,6 +206,7 @@ class LoaderTest {
     assertContains(output, "VERSIONS NativeLibraryException");
   }
 
+  // Row 23.
   @Test
   void versionsTellVersionHeaderAndTheFileReallyMapped() throws Exception {
     Path real = CpuLibrary.copyTo(folder.resolve("real"), "libnccl.so.2.30.7");
@@ -194,6 +226,7 @@ class LoaderTest {
     assertEquals("OTHER COPIES []", line(output, "OTHER COPIES"));
   }
 
+  // Row 22.
   @Test
   void secondCopyInTheProcessIsNamed() throws Exception {
     Path second = CpuLibrary.copyTo(folder.resolve("elsewhere"), "libnccl.so.2");
@@ -203,6 +236,7 @@ class LoaderTest {
     assertContains(line(output, "libnccl "), folder + "/b/libnccl.so.2", "ALSO in this process");
   }
 
+  // Row 22.
   @Test
   void libraryThatIsMappedAlreadyIsTaken() throws Exception {
     Path mapped = CpuLibrary.copyTo(folder.resolve("elsewhere"), "libnccl.so.2");
@@ -216,6 +250,70 @@ class LoaderTest {
                     "ncclffm.shim", CpuLibrary.copyTo(folder.resolve("c"), "libncclffm_cuda.so")));
 
     assertContains(line(output, "libnccl "), mapped.toString(), "[already mapped]");
+  }
+
+  /** Row 24: what the system's own search finds comes before the package folders. */
+  @Test
+  void librariesThatTheSystemFindsAreTaken() throws Exception {
+    Path system = folder.resolve("system");
+    CpuLibrary.copyTo(system, "libcudart.so.13");
+    CpuLibrary.copyTo(system, "libnccl.so.2");
+    Path environment = pythonEnvironment();
+    String output =
+        run(
+            probe("versions")
+                .property("ncclffm.backend", "cuda")
+                .property("ncclffm.shim", CpuLibrary.copyTo(folder, "libncclffm_cuda.so"))
+                .environment("VIRTUAL_ENV", environment)
+                .environment("LD_LIBRARY_PATH", system));
+
+    assertContains(line(output, "libnccl "), system + "/libnccl.so.2", "[soname]");
+    assertContains(line(output, "libcudart "), system + "/libcudart.so.13", "[soname]");
+  }
+
+  /** Row 24: pip's folders, which the system's own search does not know. */
+  @Test
+  void librariesInAPythonEnvironmentAreFound() throws Exception {
+    Path environment = pythonEnvironment();
+    String output =
+        run(
+            probe("versions")
+                .property("ncclffm.backend", "cuda")
+                .property("ncclffm.shim", CpuLibrary.copyTo(folder, "libncclffm_cuda.so"))
+                .environment("VIRTUAL_ENV", environment));
+
+    for (String library : new String[] {"libnccl ", "libcudart "}) {
+      assumeFalse(
+          line(output, library).contains("[soname]"), "this machine has an installed " + library);
+      assertContains(line(output, library), environment.toString(), "[package folder]");
+    }
+  }
+
+  private Path pythonEnvironment() throws IOException {
+    Path environment = folder.resolve("environment");
+    Path packages = environment.resolve("lib/python3.11/site-packages/nvidia");
+    CpuLibrary.copyTo(packages.resolve("nccl/lib"), "libnccl.so.2");
+    CpuLibrary.copyTo(packages.resolve("cuda_runtime/lib"), "libcudart.so.13");
+    return environment;
+  }
+
+  /** Row 6: nothing is unloaded, and a library does not belong to the class loader. */
+  @Test
+  void librariesOutliveTheClassLoaderThatLoadedThem() throws Exception {
+    assertContains(
+        run(
+            allCopies("reload")
+                .property("ncclffm.backend", "cpu")
+                .property("ncclffm.shim", CpuLibrary.copyTo(folder, "libncclffm_cpu.so"))),
+        "FIRST LOADER GONE",
+        "STILL MAPPED",
+        "SECOND LOADER WORKS");
+  }
+
+  /** Row 7: the JVM's own signals (null checks, safepoint polls) still work with all loaded. */
+  @Test
+  void theJvmsSignalHandlersStayInPlace() throws Exception {
+    assertContains(run(allCopies("signals")), "SIGNALS succeeded");
   }
 
   @Test

@@ -34,8 +34,7 @@ class NcclDeviceCommunicatorTest {
       world.run(
           r -> {
             for (int round = 0; round < 3; round++) {
-              NcclDeviceCommunicator made =
-                  r.communicator().createDeviceCommunicator(requirements);
+              NcclDeviceCommunicator made = r.communicator().createDeviceCommunicator(requirements);
               MemorySegment struct = made.struct();
               assertEquals(NcclH.NCCL_API_MAGIC(), ncclDevComm.magic(struct));
               assertEquals(r.rank(), ncclDevComm.rank(struct));
@@ -79,8 +78,7 @@ class NcclDeviceCommunicatorTest {
               Messages.assertNames(
                   assertThrows(
                       UnsupportedByLibraryException.class,
-                      () ->
-                          r.communicator().createDeviceCommunicator(NcclDeviceRequirements.NONE)),
+                      () -> r.communicator().createDeviceCommunicator(NcclDeviceRequirements.NONE)),
                   "ncclDevCommCreate",
                   "CPU backend"));
       TestRanks.assertWorks(world);

@@ -40,8 +40,7 @@ class NcclParametersTest {
 
   @Test
   void theEnvironmentIsWhatCounts() throws InterruptedException {
-    try (ChildJvm child =
-        ChildJvm.of(Reader.class).environment(NAME, "[stamp %s] ").start()) {
+    try (ChildJvm child = ChildJvm.of(Reader.class).environment(NAME, "[stamp %s] ").start()) {
       assertEquals("[stamp %s] ", child.awaitLine("value=", Duration.ofSeconds(30)));
       assertEquals(0, child.exitStatus(Duration.ofSeconds(30)));
     }

@@ -16,6 +16,7 @@ import io.ncclffm.core.LocalWorld;
 import io.ncclffm.core.Nccl;
 import io.ncclffm.core.NcclException;
 import io.ncclffm.core.NcclGroup;
+import io.ncclffm.core.NcclParameters;
 import io.ncclffm.core.NcclUniqueId;
 import io.ncclffm.core.Versions;
 import io.ncclffm.core.bindings.cudart.CudartH;
@@ -35,6 +36,7 @@ import java.util.HashSet;
 import java.util.List;
 import java.util.Properties;
 import java.util.Set;
+import java.util.SortedMap;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
@@ -116,6 +118,30 @@ class RealLibraryTest {
     assertEquals(id, NcclUniqueId.fromHex(id.toHex()));
     assertEquals(id, NcclUniqueId.fromBytes(id.toBytes()));
     assertNotEquals(id, NcclUniqueId.create());
+  }
+
+  @Test
+  void parametersAreReadable() {
+    SortedMap<String, String> all = NcclParameters.all();
+    assertTrue(all.containsKey("NCCL_DEBUG_FILE"), all.toString());
+    all.forEach((name, value) -> assertEquals(value, NcclParameters.get(name), name));
+    assertThrows(NcclException.class, () -> NcclParameters.get("NCCL_NO_SUCH_THING"));
+  }
+
+  /** Row 7 of the table of known faults: NCCL and cudart leave the JVM's SIGSEGV handler alone. */
+  @Test
+  void compiledNullChecksStillMakeExceptions() {
+    NcclUniqueId.create(); // starts NCCL's bootstrap thread
+    int[][] arrays = {new int[1], null};
+    int caught = 0;
+    for (int i = 0; i < 200_000; i++) {
+      try {
+        arrays[i % 1000 == 999 ? 1 : 0][0]++;
+      } catch (NullPointerException e) {
+        caught++;
+      }
+    }
+    assertEquals(200, caught);
   }
 
   @Test

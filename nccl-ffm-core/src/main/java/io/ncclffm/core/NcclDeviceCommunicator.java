@@ -47,8 +47,7 @@ public final class NcclDeviceCommunicator implements AutoCloseable {
     try (Arena scratch = Arena.ofConfined()) {
       // NCCL copies the requirements during the call.
       MemorySegment wanted = requirements.toNative(scratch);
-      communicator.call(
-          "ncclDevCommCreate", comm -> NcclH.ncclDevCommCreate(comm, wanted, struct));
+      communicator.call("ncclDevCommCreate", comm -> NcclH.ncclDevCommCreate(comm, wanted, struct));
     }
     NcclDeviceCommunicator created = new NcclDeviceCommunicator(communicator, struct);
     communicator.adopt(created);

@@ -40,8 +40,7 @@ public final class NcclParameters {
           NcclH.ncclParamGetAllParameterKeys(tableOut, countOut),
           "");
       int count = countOut.get(JAVA_INT, 0);
-      MemorySegment table =
-          tableOut.get(ADDRESS, 0).reinterpret((long) count * ADDRESS.byteSize());
+      MemorySegment table = tableOut.get(ADDRESS, 0).reinterpret((long) count * ADDRESS.byteSize());
       for (int i = 0; i < count; i++) {
         String key = NativeText.copy(table.getAtIndex(ADDRESS, i));
         values.put(key, value(scratch, key));
@@ -74,9 +73,7 @@ public final class NcclParameters {
         ": " + name);
     // The text is NCCL's until this thread's next question, and has a NUL behind its length.
     MemorySegment text = out.get(ADDRESS, 0);
-    return text.address() == 0
-        ? ""
-        : text.reinterpret(length.get(JAVA_INT, 0) + 1L).getString(0);
+    return text.address() == 0 ? "" : text.reinterpret(length.get(JAVA_INT, 0) + 1L).getString(0);
   }
 
   private static void check(String operation, int rc, String about) {
