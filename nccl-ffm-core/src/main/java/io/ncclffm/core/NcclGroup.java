@@ -123,7 +123,7 @@ public final class NcclGroup {
     @Nullable Throwable first = trouble;
     for (Communicator made : pending) {
       try {
-        made.groupEnded(trouble);
+        made.groupEnded(trouble, inProgress);
       } catch (RuntimeException e) {
         first = first == null ? e : first;
       }
