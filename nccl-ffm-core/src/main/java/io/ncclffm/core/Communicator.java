@@ -1787,11 +1787,15 @@ public final class Communicator implements AutoCloseable, FailureSource {
    */
   private void release(boolean abort) {
     CommunicatorEvent event = CommunicatorEvent.started();
-    device.makeCurrent();
     RuntimeException trouble = null;
+    try {
+      device.makeCurrent();
+    } catch (CudaException e) {
+      trouble = e; // NCCL sets the device itself
+    }
     List<AutoCloseable> left = takeChildren();
     if (abort) {
-      trouble = abortSplits(left);
+      trouble = abortSplits(left, trouble);
     }
     if (abort && abortKernels(left)) {
       areStreamsStill(KERNELS_END_WITHIN); // those behind a stuck one of NCCL's end after the abort
@@ -1880,8 +1884,9 @@ public final class Communicator implements AutoCloseable, FailureSource {
   }
 
   /** Their other ranks may never come to a destroy. */
-  private static @Nullable RuntimeException abortSplits(List<AutoCloseable> resources) {
-    RuntimeException trouble = null;
+  private static @Nullable RuntimeException abortSplits(
+      List<AutoCloseable> resources, @Nullable RuntimeException first) {
+    RuntimeException trouble = first;
     for (int i = resources.size() - 1; i >= 0; i--) {
       if (resources.get(i) instanceof Communicator split) {
         try {
@@ -1916,6 +1921,8 @@ public final class Communicator implements AutoCloseable, FailureSource {
       return true;
     } catch (DeadlineException e) {
       return false;
+    } catch (CudaException e) {
+      return true; // a device that cannot even be made current runs nothing
     }
   }
 
