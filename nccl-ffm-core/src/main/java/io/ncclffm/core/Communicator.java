@@ -19,6 +19,7 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.BitSet;
 import java.util.Collection;
+import java.util.EnumSet;
 import java.util.LinkedHashSet;
 import java.util.List;
 import java.util.Locale;
@@ -56,6 +57,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
 
   private static final VarHandle INSIDE;
   private static final Map<NcclUniqueId, BitSet> USED_IDS = new ConcurrentHashMap<>();
+  private static final Set<State> USABLE = EnumSet.of(State.READY);
   private static final int FIRST_NCCL_WITH_FLOAT8 = 22403;
   private static final int IN_PROGRESS = 7;
   private static final Duration KERNELS_END_WITHIN = Duration.ofSeconds(1);
@@ -79,6 +81,8 @@ public final class Communicator implements AutoCloseable, FailureSource {
   // Split, shrink and grow write it when their job ends, long after the call returned.
   private final MemorySegment handleOut = arena.allocate(ADDRESS);
   private final List<AutoCloseable> children = new ArrayList<>();
+  // Closed before NCCL had made them: it may write their handles until this communicator has ended.
+  private final List<Communicator> closedUnmade = new ArrayList<>();
   private final Set<CudaStream> streams = new LinkedHashSet<>();
   private final @Nullable Communicator parent;
   private volatile MemorySegment handle = MemorySegment.NULL;
@@ -90,6 +94,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
   private volatile @Nullable Watchdog watchdog;
   private final MemorySegment signalOut = ncclWaitSignalDesc_t.allocate(arena);
   private final LeakReport.Tracker leak;
+  private boolean released; // NCCL has ended it and works for it no more
   private boolean inProgress;
   private @Nullable CudaStream lastStream;
   private @Nullable Thread inside;
@@ -220,15 +225,43 @@ public final class Communicator implements AutoCloseable, FailureSource {
   private void started(String operation, int rc) {
     if (rc != 0 && rc != IN_PROGRESS) {
       NcclException e = NcclException.of(operation, rc, where());
-      leak.closed();
-      arena.close();
+      discard();
       throw e;
     }
     if (NcclGroup.isActive()) {
       NcclGroup.awaits(this);
-    } else if (config.isBlocking()) {
-      completed();
+    } else {
+      try {
+        handed(rc == IN_PROGRESS);
+      } catch (RuntimeException e) {
+        abortAfter(e);
+        throw e;
+      }
     }
+  }
+
+  /** The call that makes the communicator, or the group that it stands in, has returned. */
+  private void handed(boolean inProgress) {
+    if (!inProgress && config.isBlocking()) {
+      completed();
+    } else if (parent == null) {
+      handle = handleOut.get(ADDRESS, 0); // of a new one NCCL writes it in advance
+    }
+  }
+
+  private void abortAfter(RuntimeException failure) {
+    try {
+      abort(failure);
+    } catch (RuntimeException e) {
+      failure.addSuppressed(e);
+    }
+  }
+
+  /** NCCL has refused to make it. */
+  private void discard() {
+    state = State.CLOSED;
+    leak.closed();
+    arena.close();
   }
 
   /** The handle is written and, in blocking mode, usable. */
@@ -268,11 +301,11 @@ public final class Communicator implements AutoCloseable, FailureSource {
   }
 
   /** At the end of the outermost group, for a communicator made in it. */
-  void groupEnded(@Nullable Throwable trouble) {
+  void groupEnded(@Nullable Throwable trouble, boolean inProgress) {
     if (trouble != null) {
       fail(trouble);
-    } else if (config.isBlocking()) {
-      completed();
+    } else {
+      handed(inProgress);
     }
   }
 
@@ -288,16 +321,9 @@ public final class Communicator implements AutoCloseable, FailureSource {
     if (NcclGroup.isActive()) {
       throw new IllegalStateException("awaitReady" + where() + " inside a group: end it first");
     }
-    if (handle.address() == 0) {
-      @Nullable Communicator from = parent;
-      if (from != null) {
-        from.settle("awaitReady", deadline); // NCCL writes the child's handle when it has settled
-      }
-      MemorySegment made = handleOut.get(ADDRESS, 0);
-      if (made.address() == 0) {
-        throwUnusable("awaitReady");
-      }
-      handle = made;
+    @Nullable Communicator from = parent;
+    if (from != null && state == State.INITIALISING && !takeHandle()) {
+      from.awaitMade(this, deadline);
     }
     settle("awaitReady", deadline);
     synchronized (this) {
@@ -307,6 +333,43 @@ public final class Communicator implements AutoCloseable, FailureSource {
     }
     if (state != State.READY) {
       throwUnusable("awaitReady");
+    }
+  }
+
+  /** Looks whether NCCL has written the handle. */
+  private synchronized boolean takeHandle() {
+    if (handle.address() == 0 && !hasEnded()) {
+      handle = handleOut.get(ADDRESS, 0);
+    }
+    return handle.address() != 0;
+  }
+
+  /**
+   * Polls until NCCL has made a child. Not {@link #settle}, because a shrink goes on where this
+   * communicator has failed.
+   */
+  private void awaitMade(Communicator child, long deadline) {
+    for (int round = 0; !child.takeHandle(); round++) {
+      if (child.hasEnded()) {
+        child.throwUnusable("awaitReady");
+      }
+      int error = hasEnded() ? 0 : pollAsyncError();
+      if (error != IN_PROGRESS && !child.takeHandle()) {
+        NcclException e =
+            error == 0
+                ? new NcclException(
+                    "awaitReady",
+                    NcclH.ncclInvalidUsage(),
+                    where(),
+                    "ended before the child was made")
+                : NcclException.of("awaitReady", error, where());
+        child.fail(e);
+        if (error != 0 && e.isCommunicatorFatal()) {
+          fail(e);
+        }
+        throw e;
+      }
+      Backoff.pause(round, deadline, "awaitReady of a child of the communicator" + where());
     }
   }
 
@@ -1186,6 +1249,10 @@ public final class Communicator implements AutoCloseable, FailureSource {
   }
 
   private void enter(String operation) {
+    enter(operation, USABLE);
+  }
+
+  private void enter(String operation, Set<State> allowed) {
     @Nullable Thread other = claim();
     @Nullable Thread waiting = settling;
     if (other == null && waiting != null && waiting != Thread.currentThread()) {
@@ -1201,7 +1268,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
               + " is inside a call; a communicator takes one thread at a time");
     }
     try {
-      if (state != State.READY) {
+      if (!allowed.contains(state)) {
         throwUnusable(operation);
       }
       device.makeCurrent();
@@ -1345,7 +1412,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
    * Splits ({@code ncclCommSplit}, 2.18.1): ranks of equal color make a new communicator, in the
    * order of their keys. Collective. Blocking, the child is ready at once; in a group or
    * non-blocking it is after the group's end or {@link #awaitReady}. This communicator stays
-   * usable.
+   * usable; closing it closes the child, and aborting it aborts the child.
    *
    * @param color not negative; ranks that want no part call {@link #leaveSplit}
    * @param childConfig {@link CommunicatorConfig#DEFAULT} takes over this one's
@@ -1355,10 +1422,14 @@ public final class Communicator implements AutoCloseable, FailureSource {
       throw new IllegalArgumentException(
           "ncclCommSplit" + where() + ": color " + color + ": must not be negative");
     }
-    return derive(
-        "ncclCommSplit",
-        childConfig,
-        (comm, out, config) -> NcclH.ncclCommSplit(comm, color, key, out, config));
+    Communicator child =
+        derive(
+            "ncclCommSplit",
+            USABLE,
+            childConfig,
+            (comm, out, config) -> NcclH.ncclCommSplit(comm, color, key, out, config));
+    adopt(child);
+    return child;
   }
 
   /** Takes part in a split without getting a child ({@code NCCL_SPLIT_NOCOLOR}). */
@@ -1375,12 +1446,15 @@ public final class Communicator implements AutoCloseable, FailureSource {
   }
 
   /**
-   * A communicator without some of the ranks ({@code ncclCommShrink}, 2.27.3). Only the ranks that
-   * stay call it.
+   * A communicator without some of the ranks ({@code ncclCommShrink}, 2.27.3), which takes this
+   * one's place: it stays open when this one ends, and is closed by itself. Only the ranks that
+   * stay call it, after {@link #revoke} too. Streams that this one used report its failure until it
+   * is closed.
    *
    * @param excluded ranks that are left out, at least one, not this one
    * @param afterFailure whether operations in flight are to be ended first ({@code
-   *     NCCL_SHRINK_ABORT}), as after a rank died; then this communicator is of no more use
+   *     NCCL_SHRINK_ABORT}); possible on a communicator that has failed, as after a rank died. This
+   *     communicator can only be closed then
    */
   public Communicator shrink(
       Collection<Integer> excluded, boolean afterFailure, CommunicatorConfig childConfig) {
@@ -1396,6 +1470,9 @@ public final class Communicator implements AutoCloseable, FailureSource {
       MemorySegment ranks = scratch.allocateFrom(JAVA_INT, list);
       return derive(
           "ncclCommShrink",
+          afterFailure
+              ? EnumSet.of(State.READY, State.REVOKED, State.FAILED)
+              : EnumSet.of(State.READY, State.REVOKED),
           childConfig,
           (comm, out, config) ->
               NcclH.ncclCommShrink(comm, ranks, list.length, out, config, flags));
@@ -1416,8 +1493,9 @@ public final class Communicator implements AutoCloseable, FailureSource {
   }
 
   /**
-   * A larger communicator in which this one's ranks keep theirs ({@code ncclCommGrow}, 2.29.2).
-   * Every rank of this one calls it, while the new ranks call {@link #join}.
+   * A larger communicator in which this one's ranks keep theirs ({@code ncclCommGrow}, 2.29.2). It
+   * stays open when this one ends, and is closed by itself. Every rank of this one calls it, while
+   * the new ranks call {@link #join}.
    *
    * @param newSize number of ranks of the new communicator
    * @param id from {@link #growthId}, on the rank that made it; null on the others
@@ -1432,6 +1510,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
       MemorySegment nativeId = id == null ? MemorySegment.NULL : id.toNative(scratch);
       return derive(
           "ncclCommGrow",
+          USABLE,
           childConfig,
           (comm, out, config) -> NcclH.ncclCommGrow(comm, newSize, nativeId, -1, out, config));
     }
@@ -1474,39 +1553,30 @@ public final class Communicator implements AutoCloseable, FailureSource {
   }
 
   private Communicator derive(
-      String operation, CommunicatorConfig childConfig, Derivation derivation) {
+      String operation, Set<State> allowed, CommunicatorConfig childConfig, Derivation derivation) {
     CommunicatorConfig effective = childConfig.orElse(config);
     MemorySegment childNative =
         effective == config ? nativeConfig : effective.toNative(Arena.ofAuto());
     MemorySegment given = effective == config ? MemorySegment.NULL : childNative;
     Communicator child = new Communicator(-1, -1, device, effective, childNative, this);
-    int[] rc = new int[1];
     CommunicatorEvent event = CommunicatorEvent.started();
-    enterFor(operation);
+    int rc;
     try {
-      rc[0] = derivation.invoke(handle, child.handleOut, given);
-      check(rc[0], operation);
-    } finally {
-      leave();
+      enter(operation, allowed);
+      try {
+        rc = derivation.invoke(handle, child.handleOut, given);
+        check(rc, operation);
+      } finally {
+        leave();
+      }
+    } catch (RuntimeException e) {
+      child.discard();
+      throw e;
     }
     inProgress = false; // the parent is busy until the child is there: awaitReady polls it
-    adopt(child);
-    child.started(operation, rc[0]);
+    child.started(operation, rc);
     event.ended(operation, child.rank, child.size, device);
     return child;
-  }
-
-  /** Like {@link #enter(String)}, but shrinking is possible on a revoked communicator too. */
-  private void enterFor(String operation) {
-    if (operation.equals("ncclCommShrink") && state == State.REVOKED) {
-      @Nullable Thread other = claim();
-      if (other != null) {
-        throw new IllegalStateException(operation + where() + ": another thread is inside a call");
-      }
-      device.makeCurrent();
-      return;
-    }
-    enter(operation);
   }
 
   /**
@@ -1621,9 +1691,10 @@ public final class Communicator implements AutoCloseable, FailureSource {
     if (NcclGroup.isActive()) {
       throw new IllegalStateException(operation + where() + " inside a group: end the group first");
     }
+    // A non-blocking call and a poll of settle() last microseconds, unless the thread is displaced.
+    long deadline = System.nanoTime() + (config.isBlocking() ? 10_000_000L : 1_000_000_000L);
     @Nullable Thread other = claim();
-    // A poll of settle() lasts microseconds: try again before giving up.
-    for (int i = 0; other != null && i < 1000; i++) {
+    while (other != null && System.nanoTime() - deadline < 0) {
       Thread.onSpinWait();
       other = claim();
     }
@@ -1665,8 +1736,9 @@ public final class Communicator implements AutoCloseable, FailureSource {
 
   /**
    * Waits for the enqueued work and ends the communicator ({@code ncclCommDestroy}); one that
-   * failed, was revoked or never got ready is aborted instead. All ranks must close. Resources that
-   * live on it, and communicators split from it, are closed first, the youngest first.
+   * failed, was revoked, never got ready or has a non-blocking call under way is aborted instead.
+   * All ranks must close. Resources that live on it, and communicators split from it, are closed
+   * first, the youngest first; with an abort, the splits are aborted.
    */
   @Override
   public void close() {
@@ -1679,12 +1751,12 @@ public final class Communicator implements AutoCloseable, FailureSource {
         return;
       }
       RuntimeException trouble = null;
-      if (state == State.READY && !hasFailedQuietly()) {
+      if (state == State.READY && canBeDestroyed()) {
         trouble = closeAll(takeChildren(), null);
       }
-      boolean destroy;
+      boolean destroy = canBeDestroyed();
       synchronized (this) {
-        destroy = state == State.READY || state == State.FINALIZING;
+        destroy &= state == State.READY || state == State.FINALIZING;
         state = State.CLOSED;
       }
       try {
@@ -1703,14 +1775,16 @@ public final class Communicator implements AutoCloseable, FailureSource {
     }
   }
 
-  /** A destroy would wait for a peer that died; after this look the communicator is aborted. */
-  private boolean hasFailedQuietly() {
-    try {
-      throwIfFailed();
+  /** A destroy would wait for a peer that died, and NCCL refuses it while a call is under way. */
+  private boolean canBeDestroyed() {
+    if (state != State.READY && state != State.FINALIZING) {
       return false;
-    } catch (NcclException e) {
-      return true;
     }
+    int error = pollAsyncError();
+    if (error != 0 && error != IN_PROGRESS) {
+      fail(NcclException.of("ncclCommGetAsyncError", error, where()));
+    }
+    return error == 0;
   }
 
   private synchronized List<AutoCloseable> takeChildren() {
@@ -1726,9 +1800,16 @@ public final class Communicator implements AutoCloseable, FailureSource {
    */
   private void release(boolean abort) {
     CommunicatorEvent event = CommunicatorEvent.started();
-    device.makeCurrent();
     RuntimeException trouble = null;
+    try {
+      device.makeCurrent();
+    } catch (CudaException e) {
+      trouble = e; // NCCL sets the device itself
+    }
     List<AutoCloseable> left = takeChildren();
+    if (abort) {
+      trouble = abortSplits(left, trouble);
+    }
     if (abort && abortKernels(left)) {
       areStreamsStill(KERNELS_END_WITHIN); // those behind a stuck one of NCCL's end after the abort
     }
@@ -1740,9 +1821,18 @@ public final class Communicator implements AutoCloseable, FailureSource {
       if (handle.address() != 0) {
         int rc = abort ? NcclH.ncclCommAbort(handle) : NcclH.ncclCommDestroy(handle);
         if (rc != 0 && rc != IN_PROGRESS) {
-          trouble = NcclException.of(operation, rc, where());
+          trouble = add(trouble, NcclException.of(operation, rc, where()));
         }
       }
+    }
+    List<Communicator> late;
+    synchronized (this) {
+      late = List.copyOf(closedUnmade);
+      closedUnmade.clear();
+      released = true;
+    }
+    for (Communicator child : late) {
+      trouble = child.endLate(trouble);
     }
     if (left.isEmpty() || areStreamsStill(STREAMS_STILL_WITHIN)) {
       trouble = closeAll(left, trouble);
@@ -1757,20 +1847,69 @@ public final class Communicator implements AutoCloseable, FailureSource {
     for (CudaStream stream : streams) {
       stream.unwatch(this);
     }
-    @Nullable Communicator from = parent;
-    if (from != null) {
-      from.disown(this);
-    }
     @Nullable Watchdog dog = watchdog;
     if (dog != null) {
       dog.stop();
     }
     leak.closed();
-    arena.close();
+    @Nullable Communicator from = parent;
+    if (from != null) {
+      from.disown(this);
+    }
+    if (handle.address() != 0 || from == null || !from.endsLater(this)) {
+      trouble = endLate(trouble);
+    }
     event.ended(operation, rank, size, device);
     if (trouble != null) {
       throw trouble;
     }
+  }
+
+  /** Takes over a child that NCCL may still be making; false if this communicator has ended. */
+  private synchronized boolean endsLater(Communicator child) {
+    if (released) {
+      return false;
+    }
+    closedUnmade.add(child);
+    return true;
+  }
+
+  /** Ends what NCCL made after the close. From here on it writes nothing more. */
+  private @Nullable RuntimeException endLate(@Nullable RuntimeException first) {
+    MemorySegment made = handle.address() == 0 ? handleOut.get(ADDRESS, 0) : MemorySegment.NULL;
+    RuntimeException trouble = first;
+    if (made.address() != 0) {
+      int rc = NcclH.ncclCommAbort(made);
+      if (rc != 0 && rc != IN_PROGRESS) {
+        trouble = add(first, NcclException.of("ncclCommAbort", rc, where()));
+      }
+    }
+    arena.close();
+    return trouble;
+  }
+
+  private static RuntimeException add(@Nullable RuntimeException first, RuntimeException next) {
+    if (first == null) {
+      return next;
+    }
+    first.addSuppressed(next);
+    return first;
+  }
+
+  /** Their other ranks may never come to a destroy. */
+  private static @Nullable RuntimeException abortSplits(
+      List<AutoCloseable> resources, @Nullable RuntimeException first) {
+    RuntimeException trouble = first;
+    for (int i = resources.size() - 1; i >= 0; i--) {
+      if (resources.get(i) instanceof Communicator split) {
+        try {
+          split.abort();
+        } catch (RuntimeException e) {
+          trouble = add(trouble, e);
+        }
+      }
+    }
+    return trouble;
   }
 
   private static boolean abortKernels(List<AutoCloseable> resources) {
@@ -1795,6 +1934,8 @@ public final class Communicator implements AutoCloseable, FailureSource {
       return true;
     } catch (DeadlineException e) {
       return false;
+    } catch (CudaException e) {
+      return true; // a device that cannot even be made current runs nothing
     }
   }
 
@@ -1805,11 +1946,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
       try {
         owned.get(i).close();
       } catch (Exception e) {
-        if (trouble == null) {
-          trouble = e instanceof RuntimeException r ? r : new IllegalStateException(e);
-        } else {
-          trouble.addSuppressed(e);
-        }
+        trouble = add(trouble, e instanceof RuntimeException r ? r : new IllegalStateException(e));
       }
     }
     return trouble;

@@ -40,7 +40,7 @@ public class NcclException extends RuntimeException {
             + resultCode
             + ")"
             + (detail.isEmpty() ? "" : ": " + detail)
-            + hint(resultCode));
+            + (detail.endsWith(hint(resultCode)) ? "" : hint(resultCode)));
     this.operation = operation;
     this.resultCode = resultCode;
   }

@@ -94,7 +94,8 @@ public final class NcclGroup {
     depth--;
     rc = simulation == null ? NcclH.ncclGroupEnd() : NcclH.ncclGroupSimulateEnd(simulation);
     if (rc != 0 && rc != IN_PROGRESS) {
-      NcclException end = NcclException.of("ncclGroupEnd", rc, "");
+      String operation = simulation == null ? "ncclGroupEnd" : "ncclGroupSimulateEnd";
+      NcclException end = NcclException.of(operation, rc, "");
       if (trouble == null) {
         trouble = end;
       } else {
@@ -123,7 +124,7 @@ public final class NcclGroup {
     @Nullable Throwable first = trouble;
     for (Communicator made : pending) {
       try {
-        made.groupEnded(trouble);
+        made.groupEnded(trouble, inProgress);
       } catch (RuntimeException e) {
         first = first == null ? e : first;
       }

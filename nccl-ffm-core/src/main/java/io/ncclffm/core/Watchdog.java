@@ -116,10 +116,29 @@ final class Watchdog {
     }
     LOG.log(System.Logger.Level.ERROR, report.toString());
     try {
-      communicator.abort(cause);
-    } catch (RuntimeException e) {
-      LOG.log(System.Logger.Level.ERROR, "nccl-ffm: watchdog could not abort: " + e.getMessage());
+      boolean told = false;
+      while (!stopped && !tryAbort(cause, !told)) {
+        told = true;
+        Thread.sleep(PERIOD);
+      }
+    } catch (InterruptedException e) {
+      Thread.currentThread().interrupt(); // stopped
     }
+  }
+
+  /** False while a thread is inside a native call, where NCCL allows no abort. */
+  private boolean tryAbort(RuntimeException cause, boolean tell) {
+    try {
+      communicator.abort(cause);
+    } catch (IllegalStateException e) {
+      if (tell) {
+        LOG.log(System.Logger.Level.ERROR, "nccl-ffm: watchdog tries again: " + e.getMessage());
+      }
+      return false;
+    } catch (RuntimeException e) {
+      LOG.log(System.Logger.Level.ERROR, "nccl-ffm: watchdog's abort: " + e.getMessage());
+    }
+    return true;
   }
 
   /** Ends the watching and frees its events; called when the communicator ends. */
