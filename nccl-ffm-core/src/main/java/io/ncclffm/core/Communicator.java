@@ -649,7 +649,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
 
   /**
    * Sends {@code count} elements to every rank and receives as many from each ({@code
-   * ncclAlltoAll}, 2.28.3).
+   * ncclAlltoAll}, 2.28.3). Has no in-place form.
    *
    * @param count elements a pair of ranks
    */
@@ -664,10 +664,15 @@ public final class Communicator implements AutoCloseable, FailureSource {
     enter("ncclAlltoAll", stream);
     try {
       checkTypes("ncclAlltoAll", send, recv);
+      long inAll = times("ncclAlltoAll", count);
+      if (send == recv && Math.abs(sendOffset - recvOffset) < inAll) {
+        throw new IllegalArgumentException(
+            "ncclAlltoAll" + where() + " in place in the " + send + ": take ranges that lie apart");
+      }
       int rc =
           NcclH.ncclAlltoAll(
-              send.address("ncclAlltoAll", sendOffset, times("ncclAlltoAll", count)),
-              recv.address("ncclAlltoAll", recvOffset, times("ncclAlltoAll", count)),
+              send.address("ncclAlltoAll", sendOffset, inAll),
+              recv.address("ncclAlltoAll", recvOffset, inAll),
               count,
               send.type().ncclValue(),
               handle,
@@ -1736,7 +1741,8 @@ public final class Communicator implements AutoCloseable, FailureSource {
     } else {
       LOG.log(
           System.Logger.Level.WARNING,
-          "nccl-ffm: {0}: device work did not end after {1}; the memory of {2} resources stays taken",
+          "nccl-ffm: {0}: device work did not end after {1}; the memory of {2} resources stays"
+              + " taken",
           this,
           operation,
           left.size());
