@@ -193,6 +193,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
     NativeLibraries.load();
     int size = devices.size();
     MemorySegment noConfig = MemorySegment.NULL;
+    CommunicatorEvent event = CommunicatorEvent.started();
     try (Arena scratch = Arena.ofConfined()) {
       MemorySegment out = scratch.allocate(ADDRESS, size);
       MemorySegment ordinals = scratch.allocate(JAVA_INT, size);
@@ -210,6 +211,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
         c.handle = out.getAtIndex(ADDRESS, r);
         c.state = State.READY;
         all.add(c);
+        event.ended("createAll", r, size, c.device);
       }
       return List.copyOf(all);
     }
@@ -422,7 +424,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
     } finally {
       leave();
     }
-    settleIfInProgress("ncclAllReduce");
+    conclude("ncclAllReduce");
   }
 
   /** Copies the root's whole buffer to every rank's; the send buffer is only read on the root. */
@@ -458,7 +460,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
     } finally {
       leave();
     }
-    settleIfInProgress("ncclBroadcast");
+    conclude("ncclBroadcast");
   }
 
   /** Reduces whole buffers to the root's; the receive buffer is only written on the root. */
@@ -498,7 +500,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
     } finally {
       leave();
     }
-    settleIfInProgress("ncclReduce");
+    conclude("ncclReduce");
   }
 
   /** Collects every rank's whole send buffer, in rank order; recv has size times the elements. */
@@ -535,7 +537,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
     } finally {
       leave();
     }
-    settleIfInProgress("ncclAllGather");
+    conclude("ncclAllGather");
   }
 
   /** Reduces, and leaves part r of the result on rank r; send has size times recv's elements. */
@@ -577,7 +579,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
     } finally {
       leave();
     }
-    settleIfInProgress("ncclReduceScatter");
+    conclude("ncclReduceScatter");
   }
 
   /** Sends a whole buffer; the peer must receive as many elements. */
@@ -607,7 +609,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
     } finally {
       leave();
     }
-    settleIfInProgress("ncclSend");
+    conclude("ncclSend");
   }
 
   /** Receives a whole buffer; the peer must send as many elements. */
@@ -634,7 +636,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
     } finally {
       leave();
     }
-    settleIfInProgress("ncclRecv");
+    conclude("ncclRecv");
   }
 
   /** Sends part r of the whole send buffer to rank r; both buffers have size times the elements. */
@@ -682,7 +684,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
     } finally {
       leave();
     }
-    settleIfInProgress("ncclAlltoAll");
+    conclude("ncclAlltoAll");
   }
 
   /** Collects every rank's whole send buffer on the root; recv is only written there. */
@@ -725,7 +727,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
     } finally {
       leave();
     }
-    settleIfInProgress("ncclGather");
+    conclude("ncclGather");
   }
 
   /** Gives part r of the root's whole send buffer to rank r; send is only read on the root. */
@@ -768,7 +770,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
     } finally {
       leave();
     }
-    settleIfInProgress("ncclScatter");
+    conclude("ncclScatter");
   }
 
   // ------------------------------------------------------------------ one-sided
@@ -777,7 +779,8 @@ public final class Communicator implements AutoCloseable, FailureSource {
    * Writes into a peer's window and then signals it ({@code ncclPutSignal}, 2.29.2). When the
    * peer's {@link #waitSignal} returns, the data is there.
    *
-   * @param local memory of a window or registered with the communicator
+   * @param local the buffer of a window of this communicator with {@link
+   *     NcclWindow.Flag#COLLECTIVE_SYMMETRIC}
    * @param target the window, registered by all ranks; the peer's part of it is written
    * @param targetOffset in bytes
    */
@@ -794,10 +797,11 @@ public final class Communicator implements AutoCloseable, FailureSource {
     try {
       checkBuffer("ncclPutSignal", local);
       checkPeer("ncclPutSignal", "peer", peer);
-      target.checkTarget(this, targetOffset, count * local.type().bytes());
+      MemorySegment from = local.address("ncclPutSignal", offset, count);
+      target.checkTarget("ncclPutSignal", this, targetOffset, count * local.type().bytes());
       int rc =
           NcclH.ncclPutSignal(
-              local.address("ncclPutSignal", offset, count),
+              from,
               count,
               local.type().ncclValue(),
               peer,
@@ -813,7 +817,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
     } finally {
       leave();
     }
-    settleIfInProgress("ncclPutSignal");
+    conclude("ncclPutSignal");
   }
 
   /** Signals a peer without data ({@code ncclSignal}, 2.29.2). */
@@ -823,10 +827,11 @@ public final class Communicator implements AutoCloseable, FailureSource {
     try {
       checkPeer("ncclSignal", "peer", peer);
       check(NcclH.ncclSignal(peer, 0, 0, 0, handle, stream.handle()), "ncclSignal");
+      enqueued("ncclSignal", 1, null, null, peer, stream);
     } finally {
       leave();
     }
-    settleIfInProgress("ncclSignal");
+    conclude("ncclSignal");
   }
 
   /**
@@ -847,10 +852,11 @@ public final class Communicator implements AutoCloseable, FailureSource {
       ncclWaitSignalDesc_t.opCnt(signalOut, count);
       ncclWaitSignalDesc_t.peer(signalOut, peer);
       check(NcclH.ncclWaitSignal(1, signalOut, handle, stream.handle()), "ncclWaitSignal");
+      enqueued("ncclWaitSignal", count, null, null, peer, stream);
     } finally {
       leave();
     }
-    settleIfInProgress("ncclWaitSignal");
+    conclude("ncclWaitSignal");
   }
 
   // ------------------------------------------------------------------ registration and operators
@@ -1021,19 +1027,23 @@ public final class Communicator implements AutoCloseable, FailureSource {
     call("ncclCommResume", NcclH::ncclCommResume);
   }
 
-  /** Tells the flight recorder and the watchdog; both cost nothing while off. */
+  /**
+   * Tells the flight recorder and the watchdog; both cost nothing while off.
+   *
+   * @param type null for signals
+   */
   private void enqueued(
       String operation,
       long count,
-      DataType type,
+      @Nullable DataType type,
       @Nullable ReduceOp op,
       int peer,
       CudaStream stream) {
     CollectiveEvent event = new CollectiveEvent();
     if (event.shouldCommit()) {
       event.operation = operation;
-      event.bytes = count * type.bytes();
-      event.type = type.name();
+      event.bytes = type == null ? 0 : count * type.bytes();
+      event.type = type == null ? "" : type.name();
       event.reduction = op == null ? "" : op.toString();
       event.peer = peer;
       event.stream = stream.handle().address();
@@ -1043,7 +1053,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
     }
     @Nullable Watchdog dog = watchdog;
     if (dog != null) {
-      dog.enqueued(operation, count, type, stream);
+      dog.called(operation, count, type, stream);
     }
   }
 
@@ -1051,7 +1061,8 @@ public final class Communicator implements AutoCloseable, FailureSource {
    * Starts a watchdog for the rest of this communicator's life: when NCCL reports an error, or an
    * operation is not done after the timeout, it logs what was in flight (operation, count, type,
    * stream, age, caller), aborts the communicator, and the threads that wait for it get the
-   * exception. Operations in a group are followed from the group's last call on.
+   * exception. Its periods are of 50 ms. A thread that is inside NCCL itself, as in a blocking
+   * communicator's first collective, cannot be reached: that is logged, and the abort tried again.
    */
   public void watch(Duration timeout) {
     if (watchdog != null) {
@@ -1120,7 +1131,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
     }
   }
 
-  private void checkPeer(String operation, String role, int peer) {
+  void checkPeer(String operation, String role, int peer) {
     if (peer < 0 || peer >= size) {
       throw new IllegalArgumentException(
           operation + where() + ": " + role + " " + peer + ": ranks go from 0 to " + (size - 1));
@@ -1139,7 +1150,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
     } finally {
       leave();
     }
-    settleIfInProgress(operation);
+    conclude(operation);
   }
 
   /** A call of the raw bindings. */
@@ -1294,28 +1305,41 @@ public final class Communicator implements AutoCloseable, FailureSource {
   }
 
   /**
-   * In non-blocking mode nothing may follow, not even a wait for the stream, before NCCL is done.
+   * After a call, outside its claim; in a group its end does this. In non-blocking mode nothing may
+   * follow, not even a wait for the stream, before NCCL is done.
    */
-  private void settleIfInProgress(String operation) {
-    if (inProgress && !NcclGroup.isActive()) {
+  private void conclude(String operation) {
+    if (NcclGroup.isActive()) {
+      return;
+    }
+    if (inProgress) {
       inProgress = false;
       settle(operation, Backoff.deadline(CudaStream.DEFAULT_TIMEOUT));
     }
+    launched();
   }
 
-  /** For a member of a group that ended with {@code ncclInProgress}. */
-  void settleAfterGroup() {
-    inProgress = false;
-    settle("ncclGroupEnd", Backoff.deadline(CudaStream.DEFAULT_TIMEOUT));
+  /** For a member of a group that ended well. */
+  void concludeGroup(boolean groupInProgress) {
+    if (groupInProgress) {
+      inProgress = false;
+      settle("ncclGroupEnd", Backoff.deadline(CudaStream.DEFAULT_TIMEOUT));
+    }
+    launched();
+  }
+
+  /** What was called is on its stream now. */
+  private void launched() {
+    @Nullable Watchdog dog = watchdog;
+    if (dog != null) {
+      dog.launched();
+    }
   }
 
   private synchronized void fail(Throwable cause) {
     if (state == State.READY || state == State.INITIALISING || state == State.FINALIZING) {
       failure = cause;
       state = State.FAILED;
-      if (cause instanceof NcclException e) {
-        FailureEvent.emit(e);
-      }
     }
   }
 
@@ -1447,6 +1471,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
     claimId(id, rank);
     Communicator created = new Communicator(rank, newSize, device, config, nativeConfig, null);
     device.makeCurrent();
+    CommunicatorEvent event = CommunicatorEvent.started();
     try (Arena scratch = Arena.ofConfined()) {
       int rc =
           NcclH.ncclCommGrow(
@@ -1458,6 +1483,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
               nativeConfig);
       created.started("ncclCommGrow", rc);
     }
+    event.ended("join", rank, newSize, device);
     return created;
   }
 
