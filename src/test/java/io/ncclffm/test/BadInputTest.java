@@ -153,6 +153,12 @@ class BadInputTest {
         () -> comm.reduceScatter(x, 0, x, 0, COUNT, ReduceOp.SUM, stream),
         "ncclReduceScatter",
         2 * COUNT + " elements");
+    try (DeviceBuffer other = DeviceBuffer.allocate(rank.device(), DataType.FLOAT32, COUNT)) {
+      String[] texts = {2 * COUNT + " elements", x.toString()};
+      assertRefused(() -> comm.alltoAll(x, 0, other, 0, COUNT, stream), texts);
+      assertRefused(() -> comm.gather(x, 0, other, 0, COUNT, comm.rank(), stream), texts);
+      assertRefused(() -> comm.scatter(x, 0, other, 0, COUNT, comm.rank(), stream), texts);
+    }
   }
 
   private static void allReduce(long sendOffset, long recvOffset, long count) {
@@ -168,7 +174,22 @@ class BadInputTest {
       assertRefused(() -> comm.reduce(longer, x, ReduceOp.SUM, 0, stream), texts);
       assertRefused(() -> comm.allGather(x, longer, stream), texts);
       assertRefused(() -> comm.reduceScatter(longer, x, ReduceOp.SUM, stream), texts);
+      assertRefused(() -> comm.gather(x, longer, 0, stream), texts);
+      assertRefused(() -> comm.scatter(longer, x, 0, stream), texts);
+      assertRefused(() -> comm.alltoAll(x, longer, stream), texts);
     }
+  }
+
+  @Test
+  void alltoAllThatDoesNotDivideOrIsInPlace() {
+    try (DeviceBuffer odd = DeviceBuffer.allocate(rank.device(), DataType.FLOAT32, 3);
+        DeviceBuffer other = DeviceBuffer.allocate(rank.device(), DataType.FLOAT32, 3)) {
+      assertRefused(
+          () -> comm.alltoAll(odd, other, stream), "ncclAlltoAll", odd.toString(), "divide");
+    }
+    assertRefused(() -> comm.alltoAll(x, x, stream), "ncclAlltoAll", x.toString(), "in place");
+    assertRefused(
+        () -> comm.alltoAll(x, 0, x, 3, 2, stream), "ncclAlltoAll", x.toString(), "in place");
   }
 
   @Test

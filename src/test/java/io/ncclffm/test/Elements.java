@@ -3,6 +3,7 @@ package io.ncclffm.test;
 import io.ncclffm.core.DataType;
 import java.nio.ByteBuffer;
 import java.nio.ByteOrder;
+import java.util.Arrays;
 
 /** Elements of every type in arrays of bytes, as the device sees them. */
 final class Elements {
@@ -90,12 +91,12 @@ final class Elements {
   }
 
   private static byte codeOf(double[] values, double value) {
-    for (int code = 0; code < 256; code++) {
-      if (values[code] == value) {
-        return (byte) code;
-      }
+    // The codes of the values that are not negative ascend; the sign is the highest bit.
+    int code = Arrays.binarySearch(values, 0, 128, Math.abs(value));
+    if (code < 0) {
+      throw new IllegalArgumentException(value + " has no 8-bit code");
     }
-    throw new IllegalArgumentException(value + " has no 8-bit code");
+    return (byte) (value < 0 ? code + 128 : code);
   }
 
   static double getFloat(ByteBuffer bytes, DataType type, int index) {

@@ -3,6 +3,7 @@ package io.ncclffm.test;
 import io.ncclffm.core.DataType;
 import io.ncclffm.core.ReduceOp;
 import java.nio.ByteBuffer;
+import java.util.stream.IntStream;
 import org.jspecify.annotations.Nullable;
 
 /**
@@ -13,7 +14,9 @@ final class Inputs {
   private final DataType type;
   private final ReduceOp op;
   private final ByteBuffer[] ranks;
+  private final int elements;
   private final double roundings;
+  private @Nullable Reduction reduction;
 
   /**
    * @param op what the data will be reduced by: it bounds the values so that results stay finite
@@ -23,20 +26,23 @@ final class Inputs {
     this.type = type;
     this.op = op;
     this.ranks = new ByteBuffer[ranks];
+    this.elements = count;
     // Every addition or multiplication rounds by half a unit at most, and an average once more.
     this.roundings = 2.0 * ranks * Math.scalb(1.0, -Elements.significantBits(type));
-    for (int r = 0; r < ranks; r++) {
-      ByteBuffer bytes = Elements.view(new byte[count * type.bytes()]);
-      for (int i = 0; i < count; i++) {
-        long random = mix(seed + (long) r * 0x632BE59BD9B4E019L + (long) i * 0x9E3779B97F4A7C15L);
-        if (Elements.isFloat(type)) {
-          Elements.putFloat(bytes, type, i, floatFrom(random));
-        } else {
-          Elements.putInteger(bytes, type, i, integerFrom(random));
-        }
+    IntStream.range(0, ranks).parallel().forEach(r -> this.ranks[r] = random(r, seed));
+  }
+
+  private ByteBuffer random(int rank, long seed) {
+    ByteBuffer bytes = Elements.view(new byte[elements * type.bytes()]);
+    for (int i = 0; i < elements; i++) {
+      long random = mix(seed + (long) rank * 0x632BE59BD9B4E019L + (long) i * 0x9E3779B97F4A7C15L);
+      if (Elements.isFloat(type)) {
+        Elements.putFloat(bytes, type, i, floatFrom(random));
+      } else {
+        Elements.putInteger(bytes, type, i, integerFrom(random));
       }
-      this.ranks[r] = bytes;
     }
+    return bytes;
   }
 
   /** SplitMix64's finalizer. */
@@ -75,52 +81,109 @@ final class Inputs {
     return ranks[rank].array();
   }
 
-  /** Null if the element of the result is the rank's input; otherwise what both are. */
-  @Nullable String mismatchWithInput(int rank, int index, ByteBuffer result, int resultIndex) {
-    for (int b = 0; b < type.bytes(); b++) {
-      if (ranks[rank].get(index * type.bytes() + b) != result.get(resultIndex * type.bytes() + b)) {
-        return "expected " + text(ranks[rank], index) + ", got " + text(result, resultIndex);
+  /**
+   * Null if the elements of the result are the rank's input from an index on; otherwise what the
+   * first ones are that differ.
+   */
+  @Nullable String mismatchWithInput(
+      int rank, int index, int count, ByteBuffer result, int resultIndex) {
+    int bytes = type.bytes();
+    ByteBuffer expected = ranks[rank].slice(index * bytes, count * bytes);
+    int first = expected.mismatch(result.slice(resultIndex * bytes, count * bytes));
+    if (first < 0) {
+      return null;
+    }
+    int i = first / bytes;
+    return "element "
+        + i
+        + ": expected "
+        + text(ranks[rank], index + i)
+        + ", got "
+        + text(result, resultIndex + i);
+  }
+
+  /**
+   * Null if the elements of the result are the reduction of all ranks' inputs from an index on;
+   * otherwise what the first ones are that differ.
+   */
+  @Nullable String mismatchWithReduction(int index, int count, ByteBuffer result, int resultIndex) {
+    Reduction reference = reduction();
+    for (int i = 0; i < count; i++) {
+      if (!Elements.isFloat(type)) {
+        long expected = reference.integers[index + i];
+        long actual = Elements.getInteger(result, type, resultIndex + i);
+        if (actual != expected) {
+          return "element " + i + ": expected " + expected + ", got " + actual;
+        }
+        continue;
+      }
+      double expected = reference.floats[index + i];
+      double allowed = reference.allowed[index + i];
+      double actual = Elements.getFloat(result, type, resultIndex + i);
+      if (!(Math.abs(actual - expected) <= allowed)) { // also for a NaN
+        return "element " + i + ": expected " + expected + " +- " + allowed + ", got " + actual;
       }
     }
     return null;
   }
 
-  /** Null if the element of the result is the reduction of all ranks' inputs at the index. */
-  @Nullable String mismatchWithReduction(int index, ByteBuffer result, int resultIndex) {
-    if (!Elements.isFloat(type)) {
-      long expected = reducedInteger(index);
-      long actual = Elements.getInteger(result, type, resultIndex);
-      return actual == expected ? null : "expected " + expected + ", got " + actual;
+  /** What reducing gives: the integers, or the floats and how far off each may be. */
+  private record Reduction(long[] integers, double[] floats, double[] allowed) {}
+
+  private synchronized Reduction reduction() {
+    @Nullable Reduction known = reduction;
+    if (known != null) {
+      return known;
     }
-    double expected = Elements.getFloat(ranks[0], type, index);
-    double magnitudes = Math.abs(expected);
+    boolean isFloat = Elements.isFloat(type);
+    long[] integers = new long[isFloat ? 0 : elements];
+    double[] floats = new double[isFloat ? elements : 0];
+    double[] allowed = new double[floats.length];
+    for (int i = 0; i < elements; i++) {
+      if (isFloat) {
+        reduceFloats(i, floats, allowed);
+      } else {
+        integers[i] = reducedInteger(i);
+      }
+    }
+    Reduction made = new Reduction(integers, floats, allowed);
+    reduction = made;
+    return made;
+  }
+
+  private void reduceFloats(int index, double[] results, double[] allowed) {
+    double result = Elements.getFloat(ranks[0], type, index);
+    double magnitudes = Math.abs(result);
     for (int r = 1; r < ranks.length; r++) {
       double x = Elements.getFloat(ranks[r], type, index);
       magnitudes += Math.abs(x);
       if (op == ReduceOp.PROD) {
-        expected *= x;
+        result *= x;
       } else if (op == ReduceOp.MIN) {
-        expected = Math.min(expected, x);
+        result = Math.min(result, x);
       } else if (op == ReduceOp.MAX) {
-        expected = Math.max(expected, x);
+        result = Math.max(result, x);
       } else {
-        expected += x;
+        result += x;
       }
     }
-    double allowed = magnitudes * roundings;
+    double error = magnitudes * roundings;
     if (op == ReduceOp.AVG) {
-      expected /= ranks.length;
-      allowed /= ranks.length;
+      result /= ranks.length;
+      error /= ranks.length;
     } else if (op == ReduceOp.PROD) {
-      allowed = Math.abs(expected) * roundings;
+      error = Math.abs(result) * roundings;
     }
-    if (op == ReduceOp.MIN || op == ReduceOp.MAX || Elements.isFloat8(type)) {
-      allowed = 0;
+    results[index] = result;
+    allowed[index] = isExact() ? 0 : error;
+  }
+
+  private boolean isExact() {
+    if (op == ReduceOp.MIN || op == ReduceOp.MAX) {
+      return true;
     }
-    double actual = Elements.getFloat(result, type, resultIndex);
-    return Math.abs(actual - expected) <= allowed // false for a NaN
-        ? null
-        : "expected " + expected + " +- " + allowed + ", got " + actual;
+    // The factor of an average, 1 / ranks, is an 8-bit float where it is a power of two.
+    return Elements.isFloat8(type) && (op != ReduceOp.AVG || Integer.bitCount(ranks.length) == 1);
   }
 
   private long reducedInteger(int index) {

@@ -25,6 +25,16 @@ final class RankBuffers implements AutoCloseable {
     return all;
   }
 
+  /** Memory that can be registered as windows. */
+  static RankBuffers allocateForWindows(LocalWorld world, DataType type, long count) {
+    RankBuffers all = new RankBuffers();
+    int devices = CudaDevice.count();
+    for (int r = 0; r < world.size(); r++) {
+      all.buffers.add(DeviceBuffer.allocateForWindow(new CudaDevice(r % devices), type, count));
+    }
+    return all;
+  }
+
   DeviceBuffer of(LocalWorld.Rank rank) {
     return buffers.get(rank.rank());
   }

@@ -8,7 +8,7 @@ import jdk.jfr.Label;
 import jdk.jfr.Name;
 import jdk.jfr.StackTrace;
 
-/** An operation was enqueued; its duration is that of the call, not of the work. */
+/** An operation was enqueued, without a duration: when the work ends is not known here. */
 @Name("io.ncclffm.Collective")
 @Label("NCCL Collective")
 @Category("NCCL")

@@ -199,6 +199,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
     NativeLibraries.load();
     int size = devices.size();
     MemorySegment noConfig = MemorySegment.NULL;
+    CommunicatorEvent event = CommunicatorEvent.started();
     try (Arena scratch = Arena.ofConfined()) {
       MemorySegment out = scratch.allocate(ADDRESS, size);
       MemorySegment ordinals = scratch.allocate(JAVA_INT, size);
@@ -216,6 +217,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
         c.handle = out.getAtIndex(ADDRESS, r);
         c.state = State.READY;
         all.add(c);
+        event.ended("createAll", r, size, c.device);
       }
       return List.copyOf(all);
     }
@@ -486,7 +488,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
     } finally {
       leave();
     }
-    settleIfInProgress("ncclAllReduce");
+    conclude("ncclAllReduce");
   }
 
   /** Copies the root's whole buffer to every rank's; the send buffer is only read on the root. */
@@ -522,7 +524,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
     } finally {
       leave();
     }
-    settleIfInProgress("ncclBroadcast");
+    conclude("ncclBroadcast");
   }
 
   /** Reduces whole buffers to the root's; the receive buffer is only written on the root. */
@@ -562,7 +564,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
     } finally {
       leave();
     }
-    settleIfInProgress("ncclReduce");
+    conclude("ncclReduce");
   }
 
   /** Collects every rank's whole send buffer, in rank order; recv has size times the elements. */
@@ -599,7 +601,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
     } finally {
       leave();
     }
-    settleIfInProgress("ncclAllGather");
+    conclude("ncclAllGather");
   }
 
   /** Reduces, and leaves part r of the result on rank r; send has size times recv's elements. */
@@ -641,7 +643,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
     } finally {
       leave();
     }
-    settleIfInProgress("ncclReduceScatter");
+    conclude("ncclReduceScatter");
   }
 
   /** Sends a whole buffer; the peer must receive as many elements. */
@@ -671,7 +673,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
     } finally {
       leave();
     }
-    settleIfInProgress("ncclSend");
+    conclude("ncclSend");
   }
 
   /** Receives a whole buffer; the peer must send as many elements. */
@@ -698,7 +700,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
     } finally {
       leave();
     }
-    settleIfInProgress("ncclRecv");
+    conclude("ncclRecv");
   }
 
   /** Sends part r of the whole send buffer to rank r; both buffers have size times the elements. */
@@ -713,7 +715,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
 
   /**
    * Sends {@code count} elements to every rank and receives as many from each ({@code
-   * ncclAlltoAll}, 2.28.3).
+   * ncclAlltoAll}, 2.28.3). Has no in-place form.
    *
    * @param count elements a pair of ranks
    */
@@ -728,10 +730,15 @@ public final class Communicator implements AutoCloseable, FailureSource {
     enter("ncclAlltoAll", stream);
     try {
       checkTypes("ncclAlltoAll", send, recv);
+      long inAll = times("ncclAlltoAll", count);
+      if (send == recv && Math.abs(sendOffset - recvOffset) < inAll) {
+        throw new IllegalArgumentException(
+            "ncclAlltoAll" + where() + " in place in the " + send + ": take ranges that lie apart");
+      }
       int rc =
           NcclH.ncclAlltoAll(
-              send.address("ncclAlltoAll", sendOffset, times("ncclAlltoAll", count)),
-              recv.address("ncclAlltoAll", recvOffset, times("ncclAlltoAll", count)),
+              send.address("ncclAlltoAll", sendOffset, inAll),
+              recv.address("ncclAlltoAll", recvOffset, inAll),
               count,
               send.type().ncclValue(),
               handle,
@@ -741,7 +748,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
     } finally {
       leave();
     }
-    settleIfInProgress("ncclAlltoAll");
+    conclude("ncclAlltoAll");
   }
 
   /** Collects every rank's whole send buffer on the root; recv is only written there. */
@@ -784,7 +791,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
     } finally {
       leave();
     }
-    settleIfInProgress("ncclGather");
+    conclude("ncclGather");
   }
 
   /** Gives part r of the root's whole send buffer to rank r; send is only read on the root. */
@@ -827,7 +834,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
     } finally {
       leave();
     }
-    settleIfInProgress("ncclScatter");
+    conclude("ncclScatter");
   }
 
   // ------------------------------------------------------------------ one-sided
@@ -836,7 +843,8 @@ public final class Communicator implements AutoCloseable, FailureSource {
    * Writes into a peer's window and then signals it ({@code ncclPutSignal}, 2.29.2). When the
    * peer's {@link #waitSignal} returns, the data is there.
    *
-   * @param local memory of a window or registered with the communicator
+   * @param local the buffer of a window of this communicator with {@link
+   *     NcclWindow.Flag#COLLECTIVE_SYMMETRIC}
    * @param target the window, registered by all ranks; the peer's part of it is written
    * @param targetOffset in bytes
    */
@@ -853,10 +861,11 @@ public final class Communicator implements AutoCloseable, FailureSource {
     try {
       checkBuffer("ncclPutSignal", local);
       checkPeer("ncclPutSignal", "peer", peer);
-      target.checkTarget(this, targetOffset, count * local.type().bytes());
+      MemorySegment from = local.address("ncclPutSignal", offset, count);
+      target.checkTarget("ncclPutSignal", this, targetOffset, count * local.type().bytes());
       int rc =
           NcclH.ncclPutSignal(
-              local.address("ncclPutSignal", offset, count),
+              from,
               count,
               local.type().ncclValue(),
               peer,
@@ -872,7 +881,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
     } finally {
       leave();
     }
-    settleIfInProgress("ncclPutSignal");
+    conclude("ncclPutSignal");
   }
 
   /** Signals a peer without data ({@code ncclSignal}, 2.29.2). */
@@ -882,10 +891,11 @@ public final class Communicator implements AutoCloseable, FailureSource {
     try {
       checkPeer("ncclSignal", "peer", peer);
       check(NcclH.ncclSignal(peer, 0, 0, 0, handle, stream.handle()), "ncclSignal");
+      enqueued("ncclSignal", 1, null, null, peer, stream);
     } finally {
       leave();
     }
-    settleIfInProgress("ncclSignal");
+    conclude("ncclSignal");
   }
 
   /**
@@ -906,10 +916,11 @@ public final class Communicator implements AutoCloseable, FailureSource {
       ncclWaitSignalDesc_t.opCnt(signalOut, count);
       ncclWaitSignalDesc_t.peer(signalOut, peer);
       check(NcclH.ncclWaitSignal(1, signalOut, handle, stream.handle()), "ncclWaitSignal");
+      enqueued("ncclWaitSignal", count, null, null, peer, stream);
     } finally {
       leave();
     }
-    settleIfInProgress("ncclWaitSignal");
+    conclude("ncclWaitSignal");
   }
 
   // ------------------------------------------------------------------ registration and operators
@@ -1092,19 +1103,23 @@ public final class Communicator implements AutoCloseable, FailureSource {
     call("ncclCommResume", NcclH::ncclCommResume);
   }
 
-  /** Tells the flight recorder and the watchdog; both cost nothing while off. */
+  /**
+   * Tells the flight recorder and the watchdog; both cost nothing while off.
+   *
+   * @param type null for signals
+   */
   private void enqueued(
       String operation,
       long count,
-      DataType type,
+      @Nullable DataType type,
       @Nullable ReduceOp op,
       int peer,
       CudaStream stream) {
     CollectiveEvent event = new CollectiveEvent();
     if (event.shouldCommit()) {
       event.operation = operation;
-      event.bytes = count * type.bytes();
-      event.type = type.name();
+      event.bytes = type == null ? 0 : count * type.bytes();
+      event.type = type == null ? "" : type.name();
       event.reduction = op == null ? "" : op.toString();
       event.peer = peer;
       event.stream = stream.handle().address();
@@ -1114,7 +1129,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
     }
     @Nullable Watchdog dog = watchdog;
     if (dog != null) {
-      dog.enqueued(operation, count, type, stream);
+      dog.called(operation, count, type, stream);
     }
   }
 
@@ -1122,7 +1137,8 @@ public final class Communicator implements AutoCloseable, FailureSource {
    * Starts a watchdog for the rest of this communicator's life: when NCCL reports an error, or an
    * operation is not done after the timeout, it logs what was in flight (operation, count, type,
    * stream, age, caller), aborts the communicator, and the threads that wait for it get the
-   * exception. Operations in a group are followed from the group's last call on.
+   * exception. Its periods are of 50 ms. A thread that is inside NCCL itself, as in a blocking
+   * communicator's first collective, cannot be reached: that is logged, and the abort tried again.
    */
   public void watch(Duration timeout) {
     if (watchdog != null) {
@@ -1191,7 +1207,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
     }
   }
 
-  private void checkPeer(String operation, String role, int peer) {
+  void checkPeer(String operation, String role, int peer) {
     if (peer < 0 || peer >= size) {
       throw new IllegalArgumentException(
           operation + where() + ": " + role + " " + peer + ": ranks go from 0 to " + (size - 1));
@@ -1210,7 +1226,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
     } finally {
       leave();
     }
-    settleIfInProgress(operation);
+    conclude(operation);
   }
 
   /** A call of the raw bindings. */
@@ -1369,28 +1385,41 @@ public final class Communicator implements AutoCloseable, FailureSource {
   }
 
   /**
-   * In non-blocking mode nothing may follow, not even a wait for the stream, before NCCL is done.
+   * After a call, outside its claim; in a group its end does this. In non-blocking mode nothing may
+   * follow, not even a wait for the stream, before NCCL is done.
    */
-  private void settleIfInProgress(String operation) {
-    if (inProgress && !NcclGroup.isActive()) {
+  private void conclude(String operation) {
+    if (NcclGroup.isActive()) {
+      return;
+    }
+    if (inProgress) {
       inProgress = false;
       settle(operation, Backoff.deadline(CudaStream.DEFAULT_TIMEOUT));
     }
+    launched();
   }
 
-  /** For a member of a group that ended with {@code ncclInProgress}. */
-  void settleAfterGroup() {
-    inProgress = false;
-    settle("ncclGroupEnd", Backoff.deadline(CudaStream.DEFAULT_TIMEOUT));
+  /** For a member of a group that ended well. */
+  void concludeGroup(boolean groupInProgress) {
+    if (groupInProgress) {
+      inProgress = false;
+      settle("ncclGroupEnd", Backoff.deadline(CudaStream.DEFAULT_TIMEOUT));
+    }
+    launched();
+  }
+
+  /** What was called is on its stream now. */
+  private void launched() {
+    @Nullable Watchdog dog = watchdog;
+    if (dog != null) {
+      dog.launched();
+    }
   }
 
   private synchronized void fail(Throwable cause) {
     if (state == State.READY || state == State.INITIALISING || state == State.FINALIZING) {
       failure = cause;
       state = State.FAILED;
-      if (cause instanceof NcclException e) {
-        FailureEvent.emit(e);
-      }
     }
   }
 
@@ -1534,6 +1563,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
     claimId(id, rank);
     Communicator created = new Communicator(rank, newSize, device, config, nativeConfig, null);
     device.makeCurrent();
+    CommunicatorEvent event = CommunicatorEvent.started();
     try (Arena scratch = Arena.ofConfined()) {
       int rc =
           NcclH.ncclCommGrow(
@@ -1545,6 +1575,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
               nativeConfig);
       created.started("ncclCommGrow", rc);
     }
+    event.ended("join", rank, newSize, device);
     return created;
   }
 
@@ -1839,7 +1870,8 @@ public final class Communicator implements AutoCloseable, FailureSource {
     } else {
       LOG.log(
           System.Logger.Level.WARNING,
-          "nccl-ffm: {0}: device work did not end after {1}; the memory of {2} resources stays taken",
+          "nccl-ffm: {0}: device work did not end after {1}; the memory of {2} resources stays"
+              + " taken",
           this,
           operation,
           left.size());

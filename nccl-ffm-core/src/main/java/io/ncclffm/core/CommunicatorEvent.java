@@ -10,7 +10,7 @@ import jdk.jfr.Name;
 @Name("io.ncclffm.Communicator")
 @Label("NCCL Communicator")
 @Category("NCCL")
-@Description("A communicator was created, split, shrunk, grown, destroyed, aborted or failed")
+@Description("A communicator was created, split, shrunk, grown, destroyed or aborted")
 final class CommunicatorEvent extends Event {
   @Label("Step")
   String step = "";

@@ -6,11 +6,11 @@ import jdk.jfr.Event;
 import jdk.jfr.Label;
 import jdk.jfr.Name;
 
-/** A call or a communicator failed. */
+/** An NCCL call failed, or a watchdog gave up waiting. */
 @Name("io.ncclffm.Failure")
 @Label("NCCL Failure")
 @Category("NCCL")
-@Description("An NCCL call returned an error, or a communicator learnt of one")
+@Description("An NCCL call returned an error, or a watchdog gave up waiting")
 final class FailureEvent extends Event {
   @Label("Operation")
   String operation = "";

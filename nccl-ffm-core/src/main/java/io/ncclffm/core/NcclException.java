@@ -26,7 +26,9 @@ public class NcclException extends RuntimeException {
    */
   public static NcclException of(String operation, int resultCode, String where) {
     String last = NativeText.copy(NcclH.ncclGetLastError(MemorySegment.NULL));
-    return new NcclException(operation, resultCode, where, last);
+    NcclException made = new NcclException(operation, resultCode, where, last);
+    FailureEvent.emit(made);
+    return made;
   }
 
   /** For a result code that did not come from the call itself, with the text known of it. */

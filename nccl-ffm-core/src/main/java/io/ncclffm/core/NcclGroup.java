@@ -132,9 +132,9 @@ public final class NcclGroup {
     for (Communicator member : members) {
       if (trouble != null) {
         member.failedInGroup(trouble);
-      } else if (inProgress) {
+      } else {
         try {
-          member.settleAfterGroup();
+          member.concludeGroup(inProgress);
         } catch (RuntimeException e) {
           first = first == null ? e : first;
         }

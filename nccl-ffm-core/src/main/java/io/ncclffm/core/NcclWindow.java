@@ -6,7 +6,6 @@ import io.ncclffm.core.bindings.nccl.NcclH;
 import io.ncclffm.core.internal.NativeLibraries;
 import java.lang.foreign.Arena;
 import java.lang.foreign.MemorySegment;
-import java.util.Objects;
 
 /**
  * Memory of every rank that the others can read and write ({@code ncclWindow_t}, 2.27.3), from
@@ -117,7 +116,7 @@ public final class NcclWindow implements AutoCloseable {
    */
   public MemorySegment lsaPointer(int lsaRank, long offset) {
     NativeLibraries.requireNccl("ncclGetLsaDevicePointer", "2.29.2");
-    checkOffset(offset);
+    checkOffset("ncclGetLsaDevicePointer", offset);
     return pointer(
         "ncclGetLsaDevicePointer",
         (comm, out) -> NcclH.ncclGetLsaDevicePointer(handle(), offset, lsaRank, out));
@@ -129,7 +128,8 @@ public final class NcclWindow implements AutoCloseable {
    */
   public MemorySegment peerPointer(int peer, long offset) {
     NativeLibraries.requireNccl("ncclGetPeerDevicePointer", "2.29.2");
-    checkOffset(offset);
+    checkOffset("ncclGetPeerDevicePointer", offset);
+    communicator.checkPeer("ncclGetPeerDevicePointer", "peer", peer);
     return pointer(
         "ncclGetPeerDevicePointer",
         (comm, out) -> NcclH.ncclGetPeerDevicePointer(handle(), offset, peer, out));
@@ -141,7 +141,7 @@ public final class NcclWindow implements AutoCloseable {
    */
   public MemorySegment lsaMultimemPointer(long offset) {
     NativeLibraries.requireNccl("ncclGetLsaMultimemDevicePointer", "2.29.2");
-    checkOffset(offset);
+    checkOffset("ncclGetLsaMultimemDevicePointer", offset);
     return pointer(
         "ncclGetLsaMultimemDevicePointer",
         (comm, out) -> NcclH.ncclGetLsaMultimemDevicePointer(handle(), offset, out));
@@ -159,17 +159,38 @@ public final class NcclWindow implements AutoCloseable {
     }
   }
 
-  private void checkOffset(long offset) {
-    Objects.checkIndex(offset, buffer.bytes());
+  private void checkOffset(String operation, long offset) {
+    if (offset < 0 || offset >= buffer.bytes()) {
+      throw new IllegalArgumentException(
+          operation + ": offset " + offset + " does not lie in the window of the " + buffer);
+    }
   }
 
-  /** Refuses a window of another communicator and a range that leaves it. */
-  void checkTarget(Communicator user, long offset, long bytes) {
+  /** Refuses a closed window, one of another communicator, and a range of bytes that leaves it. */
+  void checkTarget(String operation, Communicator user, long offset, long bytes) {
+    if (closed) {
+      throw new IllegalStateException(operation + ": the window of the " + buffer + " is closed");
+    }
     if (user != communicator) {
       throw new IllegalArgumentException(
-          "the window of the " + buffer + " belongs to " + communicator + ", not to " + user);
+          operation
+              + ": the window of the "
+              + buffer
+              + " belongs to "
+              + communicator
+              + ", not to "
+              + user);
     }
-    Objects.checkFromIndexSize(offset, bytes, buffer.bytes());
+    if (offset < 0 || offset > buffer.bytes() - bytes) {
+      throw new IllegalArgumentException(
+          operation
+              + ": "
+              + bytes
+              + " bytes at byte "
+              + offset
+              + " do not lie in the window of the "
+              + buffer);
+    }
   }
 
   /** Deregisters ({@code ncclCommWindowDeregister}). Collective. */

@@ -4,6 +4,7 @@ import io.ncclffm.core.internal.Backoff;
 import java.time.Duration;
 import java.util.ArrayDeque;
 import java.util.Deque;
+import java.util.Iterator;
 import java.util.Optional;
 import org.jspecify.annotations.Nullable;
 
@@ -17,20 +18,41 @@ final class Watchdog {
   private static final System.Logger LOG = System.getLogger("io.ncclffm");
   private static final Duration PERIOD = Duration.ofMillis(50);
 
-  /** An operation whose end is not known yet. */
-  private record InFlight(
-      String operation,
-      long count,
-      DataType type,
-      CudaStream stream,
-      String caller,
-      long startNanos,
-      CudaEvent end) {
+  /** An operation that is not known to have ended. */
+  private static final class InFlight {
+    private final String operation;
+    private final long count;
+    private final @Nullable DataType type;
+    private final CudaStream stream;
+    private final String caller;
+    private final long startNanos = System.nanoTime();
+
+    /** Null until NCCL has put the operation on the stream. */
+    private @Nullable CudaEvent end;
+
+    InFlight(
+        String operation, long count, @Nullable DataType type, CudaStream stream, String caller) {
+      this.operation = operation;
+      this.count = count;
+      this.type = type;
+      this.stream = stream;
+      this.caller = caller;
+    }
+
+    boolean isDone() {
+      @Nullable CudaEvent marked = end;
+      return marked != null && marked.isDone();
+    }
 
     String describe(long now) {
       return String.format(
-          "%s of %d x %s on %s, %d ms old, called from %s",
-          operation, count, type, stream, (now - startNanos) / 1_000_000, caller);
+          "%s of %d %s on %s, %d ms old, called from %s",
+          operation,
+          count,
+          type == null ? "signals" : "x " + type,
+          stream,
+          (now - startNanos) / 1_000_000,
+          caller);
     }
   }
 
@@ -55,8 +77,8 @@ final class Watchdog {
     thread.start();
   }
 
-  /** An operation was enqueued on the stream just now, outside a group. */
-  void enqueued(String operation, long count, DataType type, CudaStream stream) {
+  /** An operation was called; in a group or in the background it reaches the stream later. */
+  void called(String operation, long count, @Nullable DataType type, CudaStream stream) {
     Optional<StackWalker.StackFrame> caller =
         StackWalker.getInstance()
             .walk(
@@ -64,26 +86,44 @@ final class Watchdog {
                     frames
                         .filter(f -> !f.getClassName().startsWith("io.ncclffm.core."))
                         .findFirst());
+    String from = caller.map(Object::toString).orElse("unknown");
     synchronized (inFlight) {
-      @Nullable CudaEvent spare = spareEvents.poll();
-      CudaEvent end = spare != null ? spare : CudaEvent.create(stream.device());
-      end.record(stream);
-      String from = caller.map(Object::toString).orElse("unknown");
-      inFlight.add(new InFlight(operation, count, type, stream, from, System.nanoTime(), end));
+      inFlight.add(new InFlight(operation, count, type, stream, from));
+    }
+  }
+
+  /** What was called is on the streams now: marks its end there. */
+  void launched() {
+    synchronized (inFlight) {
+      if (stopped) {
+        return; // the communicator was aborted meanwhile
+      }
+      for (Iterator<InFlight> youngest = inFlight.descendingIterator(); youngest.hasNext(); ) {
+        InFlight operation = youngest.next();
+        if (operation.end != null) {
+          break;
+        }
+        @Nullable CudaEvent spare = spareEvents.poll();
+        CudaEvent end = spare != null ? spare : CudaEvent.create(operation.stream.device());
+        end.record(operation.stream);
+        operation.end = end;
+      }
     }
   }
 
   private void watch() {
-    while (!stopped) {
-      try {
+    try {
+      while (!stopped) {
         Thread.sleep(PERIOD);
-        look();
-      } catch (InterruptedException e) {
-        return;
-      } catch (RuntimeException e) {
-        giveUp(e);
-        return;
+        try {
+          look();
+        } catch (RuntimeException e) {
+          giveUp(e);
+          return;
+        }
       }
+    } catch (InterruptedException e) {
+      return; // stopped
     }
   }
 
@@ -91,18 +131,25 @@ final class Watchdog {
     communicator.throwIfFailed();
     long now = System.nanoTime();
     synchronized (inFlight) {
-      while (!inFlight.isEmpty() && inFlight.peek().end().isDone()) {
-        spareEvents.add(inFlight.poll().end());
+      for (Iterator<InFlight> all = inFlight.iterator(); all.hasNext(); ) {
+        InFlight operation = all.next();
+        if (operation.isDone()) {
+          all.remove();
+          spareEvents.add(operation.end);
+        }
       }
       @Nullable InFlight oldest = inFlight.peek();
-      if (oldest != null && now - oldest.startNanos() > timeoutNanos) {
-        throw new NcclException(
-            oldest.operation(), 8, " on " + communicator, "watchdog: " + oldest.describe(now));
+      if (oldest != null && now - oldest.startNanos > timeoutNanos) {
+        NcclException late =
+            new NcclException(
+                oldest.operation, 8, " on " + communicator, "watchdog: " + oldest.describe(now));
+        FailureEvent.emit(late);
+        throw late;
       }
     }
   }
 
-  private void giveUp(RuntimeException cause) {
+  private void giveUp(RuntimeException cause) throws InterruptedException {
     if (stopped) {
       return;
     }
@@ -115,41 +162,36 @@ final class Watchdog {
       }
     }
     LOG.log(System.Logger.Level.ERROR, report.toString());
-    try {
-      boolean told = false;
-      while (!stopped && !tryAbort(cause, !told)) {
-        told = true;
+    for (boolean first = true; !stopped; first = false) {
+      try {
+        communicator.abort(cause);
+        return;
+      } catch (IllegalStateException e) { // a thread is inside a call
+        if (first) {
+          LOG.log(
+              System.Logger.Level.ERROR, "nccl-ffm: watchdog cannot abort yet: " + e.getMessage());
+        }
         Thread.sleep(PERIOD);
+      } catch (RuntimeException e) {
+        LOG.log(System.Logger.Level.ERROR, "nccl-ffm: watchdog: " + e.getMessage());
+        return;
       }
-    } catch (InterruptedException e) {
-      Thread.currentThread().interrupt(); // stopped
     }
-  }
-
-  /** False while a thread is inside a native call, where NCCL allows no abort. */
-  private boolean tryAbort(RuntimeException cause, boolean tell) {
-    try {
-      communicator.abort(cause);
-    } catch (IllegalStateException e) {
-      if (tell) {
-        LOG.log(System.Logger.Level.ERROR, "nccl-ffm: watchdog tries again: " + e.getMessage());
-      }
-      return false;
-    } catch (RuntimeException e) {
-      LOG.log(System.Logger.Level.ERROR, "nccl-ffm: watchdog's abort: " + e.getMessage());
-    }
-    return true;
   }
 
   /** Ends the watching and frees its events; called when the communicator ends. */
   void stop() {
-    stopped = true;
-    thread.interrupt();
     synchronized (inFlight) {
-      inFlight.forEach(operation -> operation.end().close());
+      stopped = true;
+      for (InFlight operation : inFlight) {
+        if (operation.end != null) {
+          operation.end.close();
+        }
+      }
       inFlight.clear();
       spareEvents.forEach(CudaEvent::close);
       spareEvents.clear();
     }
+    thread.interrupt();
   }
 }
