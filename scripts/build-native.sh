@@ -71,7 +71,7 @@ case $1 in
   libraries)
     configure cmake ""
     mapfile -t libraries < <(targets ncclffm_cpu ncclffm_cuda)
-    build cmake "${libraries[@]}"
+    build cmake "${libraries[@]}" ncclffm_cpu_nccl_2_19 # the last is for the Java tests
     platform=linux-$(uname -m)
     folder=$target/classes/META-INF/ncclffm/${platform/arm64/aarch64}
     mkdir -p "$folder"

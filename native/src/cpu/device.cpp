@@ -15,7 +15,6 @@ namespace ncclffm::cpu {
 namespace {
 
 constexpr int kCudaVersion = 13000;
-constexpr int kNcclVersion = 23007;
 constexpr int kDefaultDevices = 8;
 constexpr int kMostDevices = 1024;
 

@@ -4,6 +4,9 @@
 
 namespace ncclffm::cpu {
 
+/// What ncclGetVersion tells by default (X*10000 + Y*100 + Z).
+extern const int kNcclVersion;
+
 /// NCCLFFM_CPU_DEVICES as read at the first call, default 8.
 int deviceCount();
 

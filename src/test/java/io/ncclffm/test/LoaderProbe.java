@@ -4,6 +4,7 @@ import io.ncclffm.core.CudaDevice;
 import io.ncclffm.core.CudaStream;
 import io.ncclffm.core.LocalWorld;
 import io.ncclffm.core.Nccl;
+import io.ncclffm.core.NcclGroup;
 import io.ncclffm.core.NcclUniqueId;
 import io.ncclffm.core.Versions;
 import java.io.File;
@@ -46,6 +47,11 @@ final class LoaderProbe {
         attempt("THIRD", CudaDevice::count);
         attempt("FOURTH", NcclUniqueId::create);
         attempt("FIFTH", () -> CudaStream.create(new CudaDevice(0)));
+        break;
+      case "simulate":
+        print(Nccl.versions());
+        attempt("FIRST", () -> NcclGroup.simulate(() -> {}));
+        attempt("SECOND", () -> NcclGroup.simulate(() -> {}));
         break;
       case "world":
         attempt("WORLD", () -> LocalWorld.open(Integer.parseInt(arguments[1])).close());

@@ -972,6 +972,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
    * @param factor converted to the type; integer types take a whole number
    */
   public ReduceOp createPreMulSum(DataType type, double factor) {
+    checkType("ncclRedOpCreatePreMulSum", type);
     try (Arena scratch = Arena.ofConfined()) {
       return preMulSum(type, Scalars.write(scratch, type, factor), true);
     }
@@ -1196,14 +1197,13 @@ public final class Communicator implements AutoCloseable, FailureSource {
               + buffer
               + " is on another device; allocate it on the communicator's");
     }
-    if (buffer.type().ncclValue() >= DataType.FLOAT8_E4M3.ncclValue()
+    checkType(operation, buffer.type());
+  }
+
+  private static void checkType(String operation, DataType type) {
+    if (type.ncclValue() >= DataType.FLOAT8_E4M3.ncclValue()
         && NativeLibraries.load().ncclVersion() < FIRST_NCCL_WITH_FLOAT8) {
-      throw new UnsupportedByLibraryException(
-          operation
-              + ": "
-              + buffer.type()
-              + " needs NCCL >= 2.24.3, loaded "
-              + NativeLibraries.versionText(NativeLibraries.load().ncclVersion()));
+      throw NativeLibraries.tooOld(operation + ": " + type, FIRST_NCCL_WITH_FLOAT8);
     }
   }
 
@@ -1553,12 +1553,11 @@ public final class Communicator implements AutoCloseable, FailureSource {
    */
   public static Communicator join(
       NcclUniqueId id, int newSize, int rank, CudaDevice device, CommunicatorConfig config) {
+    NativeLibraries.requireNccl("ncclCommGrow", "2.29.2");
     if (rank < 1 || rank >= newSize) {
       throw new IllegalArgumentException(
           "ncclCommGrow: new rank " + rank + " of " + newSize + ": comes after the old ones");
     }
-    NativeLibraries.load();
-    NativeLibraries.requireNccl("ncclCommGrow", "2.29.2");
     MemorySegment nativeConfig = config.toNative(Arena.ofAuto());
     claimId(id, rank);
     Communicator created = new Communicator(rank, newSize, device, config, nativeConfig, null);

@@ -52,13 +52,7 @@ public final class NcclWindow implements AutoCloseable {
     int loaded = NativeLibraries.load().ncclVersion();
     for (Flag flag : flags) {
       if (loaded < flag.since) {
-        throw new UnsupportedByLibraryException(
-            "ncclCommWindowRegister: "
-                + flag.cName
-                + " needs NCCL >= "
-                + NativeLibraries.versionText(flag.since)
-                + ", loaded "
-                + NativeLibraries.versionText(loaded));
+        throw NativeLibraries.tooOld("ncclCommWindowRegister: " + flag.cName, flag.since);
       }
       bits |= flag.bit;
     }

@@ -31,6 +31,8 @@ public final class NativeLibraries {
 
   private static final System.Logger LOG = System.getLogger("io.ncclffm");
   private static final ConcurrentHashMap<String, Boolean> NCCL_SYMBOLS = new ConcurrentHashMap<>();
+  // Functions that requireNccl has let pass: it comes before hot calls.
+  private static final Set<String> USABLE = ConcurrentHashMap.newKeySet();
 
   private static volatile @Nullable Loaded loaded;
   private static @Nullable NativeLibraryException failure;
@@ -294,22 +296,48 @@ public final class NativeLibraries {
   }
 
   /**
-   * Fails where the loaded libnccl lacks a function.
+   * Fails where the loaded libnccl is too old for a function, or lacks it all the same.
    *
    * @param since the first NCCL version that has it
    */
   public static void requireNccl(String function, String since) {
-    if (!ncclHas(function)) {
-      Loaded done = load();
-      throw new UnsupportedByLibraryException(
-          function
-              + " needs NCCL >= "
-              + since
-              + ", loaded "
-              + versionText(done.ncclVersion)
-              + " from "
-              + done.nccl.file());
+    if (USABLE.contains(function)) {
+      return;
     }
+    int first = versionCode(since);
+    if (load().ncclVersion < first) {
+      throw tooOld(function, first);
+    }
+    if (!ncclHas(function)) {
+      throw new UnsupportedByLibraryException(
+          tooOld(function, first).getMessage() + ", which lacks it all the same");
+    }
+    USABLE.add(function);
+  }
+
+  /**
+   * The exception for what the loaded libnccl is too old for.
+   *
+   * @param what a function, or an operation and its argument
+   * @param since the version code of the first NCCL that has it
+   */
+  public static UnsupportedByLibraryException tooOld(String what, int since) {
+    Loaded done = load();
+    return new UnsupportedByLibraryException(
+        what
+            + " needs NCCL >= "
+            + versionText(since)
+            + ", loaded "
+            + versionText(done.ncclVersion)
+            + " from "
+            + done.nccl.file());
+  }
+
+  private static int versionCode(String version) {
+    String[] parts = version.split("\\.");
+    return Integer.parseInt(parts[0]) * 10000
+        + Integer.parseInt(parts[1]) * 100
+        + Integer.parseInt(parts[2]);
   }
 
   /** NCCL's version code (X*10000 + Y*100 + Z) as text. */
