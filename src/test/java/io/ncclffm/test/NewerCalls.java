@@ -223,7 +223,7 @@ final class NewerCalls {
       call.attempt().make(ground);
       return OK;
     } catch (Throwable t) {
-      return t.getClass().getSimpleName() + ": " + t.getMessage().replace("\n", " | ");
+      return (t.getClass().getSimpleName() + ": " + t.getMessage()).replace("\n", " | ");
     }
   }
 }
