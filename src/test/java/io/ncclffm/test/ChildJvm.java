@@ -116,9 +116,22 @@ final class ChildJvm implements AutoCloseable {
 
   /** Sends a line to its standard input and closes that. */
   void send(String line) {
-    try (var input = process.outputWriter()) {
-      input.write(line);
-      input.newLine();
+    tell(line);
+    endInput();
+  }
+
+  /** Sends a line to its standard input, which stays open. */
+  void tell(String line) {
+    try {
+      process.outputWriter().append(line).append('\n').flush();
+    } catch (IOException e) {
+      throw new AssertionError("cannot write to the child: " + e + "\n" + output(), e);
+    }
+  }
+
+  void endInput() {
+    try {
+      process.outputWriter().close();
     } catch (IOException e) {
       throw new AssertionError("cannot write to the child: " + e + "\n" + output(), e);
     }

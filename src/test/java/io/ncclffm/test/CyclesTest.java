@@ -15,7 +15,7 @@ import org.junit.jupiter.api.Test;
 /** A process that makes, splits and closes communicators for long does not grow. */
 class CyclesTest {
   /** What the JVM's own heap and the allocator's caches may add after the warm-up. */
-  private static final long MORE_KIB = 48 << 10;
+  private static final long MORE_KIB = 32 << 10;
 
   @Test
   void createSplitAndCloseLeaveNothingBehind() throws IOException {

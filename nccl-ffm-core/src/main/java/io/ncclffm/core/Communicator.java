@@ -113,7 +113,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
     this.config = config;
     this.nativeConfig = nativeConfig;
     this.parent = parent;
-    this.leak = LeakReport.track(this, "communicator");
+    this.leak = LeakReport.track(this, "communicator on " + device);
   }
 
   /** Joins with everything left to NCCL; see the long form. */
@@ -1617,6 +1617,14 @@ public final class Communicator implements AutoCloseable, FailureSource {
     children.add(child);
   }
 
+  /**
+   * Whether what lives on this communicator is to be ended natively, piece by piece: not after it
+   * failed or ended, nor when its device is lost. For code that adds resources.
+   */
+  public boolean endsResources() {
+    return state == State.READY && !device.isLost();
+  }
+
   /** Takes a resource back that was closed by itself. */
   public synchronized void disown(AutoCloseable child) {
     children.remove(child);
@@ -1807,7 +1815,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
 
   /** A destroy would wait for a peer that died, and NCCL refuses it while a call is under way. */
   private boolean canBeDestroyed() {
-    if (state != State.READY && state != State.FINALIZING) {
+    if (state != State.READY && state != State.FINALIZING || device.isLost()) {
       return false;
     }
     int error = pollAsyncError();
@@ -1831,16 +1839,19 @@ public final class Communicator implements AutoCloseable, FailureSource {
   private void release(boolean abort) {
     CommunicatorEvent event = CommunicatorEvent.started();
     RuntimeException trouble = null;
-    try {
-      device.makeCurrent();
-    } catch (CudaException e) {
-      trouble = e; // NCCL sets the device itself
+    boolean lost = device.isLost(); // nothing native then: NCCL would wait for what never comes
+    if (!lost) {
+      try {
+        device.makeCurrent();
+      } catch (CudaException e) {
+        trouble = e; // NCCL sets the device itself
+      }
     }
     List<AutoCloseable> left = takeChildren();
     if (abort) {
       trouble = abortSplits(left, trouble);
     }
-    if (abort && abortKernels(left)) {
+    if (abort && !lost && abortKernels(left)) {
       areStreamsStill(KERNELS_END_WITHIN); // those behind a stuck one of NCCL's end after the abort
     }
     String operation = abort ? "ncclCommAbort" : "ncclCommDestroy";
@@ -1848,7 +1859,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
       if (handle.address() == 0) {
         handle = handleOut.get(ADDRESS, 0);
       }
-      if (handle.address() != 0) {
+      if (handle.address() != 0 && !lost) {
         int rc = abort ? NcclH.ncclCommAbort(handle) : NcclH.ncclCommDestroy(handle);
         if (rc != 0 && rc != IN_PROGRESS) {
           trouble = add(trouble, NcclException.of(operation, rc, where()));
@@ -1907,6 +1918,9 @@ public final class Communicator implements AutoCloseable, FailureSource {
 
   /** Ends what NCCL made after the close. From here on it writes nothing more. */
   private @Nullable RuntimeException endLate(@Nullable RuntimeException first) {
+    if (device.isLost()) {
+      return first; // NCCL was not ended, and might still write
+    }
     MemorySegment made = handle.address() == 0 ? handleOut.get(ADDRESS, 0) : MemorySegment.NULL;
     RuntimeException trouble = first;
     if (made.address() != 0) {

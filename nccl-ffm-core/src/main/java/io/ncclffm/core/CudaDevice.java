@@ -8,6 +8,8 @@ import io.ncclffm.core.internal.NativeLibraries;
 import io.ncclffm.core.internal.NativeText;
 import java.lang.foreign.Arena;
 import java.lang.foreign.MemorySegment;
+import java.util.Map;
+import java.util.concurrent.ConcurrentHashMap;
 
 /**
  * A GPU of this process, or an emulated one on the CPU backend. A value: equal when the ordinals
@@ -16,6 +18,11 @@ import java.lang.foreign.MemorySegment;
  * @param ordinal 0 to {@link #count()} - 1, in CUDA's order
  */
 public record CudaDevice(int ordinal) {
+  private static final System.Logger LOG = System.getLogger("io.ncclffm");
+
+  // Devices of which CUDA answers every call with one error until the process ends.
+  private static final Map<Integer, CudaException> LOST = new ConcurrentHashMap<>();
+  private static volatile boolean anyLost;
 
   /**
    * @throws IllegalArgumentException if there is no such device
@@ -48,9 +55,37 @@ public record CudaDevice(int ordinal) {
   /**
    * Makes this the device of the calling OS thread ({@code cudaSetDevice}). Every call of this
    * library that needs a device does it itself; only users of the raw bindings need it.
+   *
+   * @throws CudaException at once, without a call, if a kernel has made the device unusable for this
+   *     process ({@code cudaErrorIllegalAddress}, {@code cudaErrorLaunchFailure} and their like)
    */
   public void makeCurrent() {
+    if (isLost()) {
+      throw CudaException.ofLost(this, LOST.get(ordinal));
+    }
     CudaException.check(CudartH.cudaSetDevice(ordinal), "cudaSetDevice", this);
+  }
+
+  /** Whether CUDA can do nothing more with the device, not even free what is on it. */
+  boolean isLost() {
+    return anyLost && LOST.containsKey(ordinal);
+  }
+
+  /**
+   * Looks whether an error is the device's from now on: then a stream that nobody used gives it too.
+   * The device is current.
+   */
+  void noteError(CudaException error) {
+    if (error.isOfContext()
+        && CudartH.cudaStreamQuery(MemorySegment.NULL) == error.errorCode()
+        && LOST.putIfAbsent(ordinal, error) == null) {
+      anyLost = true;
+      LOG.log(
+          System.Logger.Level.ERROR,
+          "nccl-ffm: {0} is lost for this process, what is closed from now on stays taken: {1}",
+          this,
+          error.getMessage());
+    }
   }
 
   /** The product name ({@code cudaGetDeviceProperties}). */

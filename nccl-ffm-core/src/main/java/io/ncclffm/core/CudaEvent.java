@@ -94,6 +94,9 @@ public final class CudaEvent implements AutoCloseable {
       return;
     }
     closed = true;
+    if (device.isLost()) {
+      return;
+    }
     device.makeCurrent();
     CudaException.check(CudartH.cudaEventDestroy(handle), "cudaEventDestroy", device);
   }

@@ -11,6 +11,10 @@ public final class CudaException extends RuntimeException {
   private final int errorCode;
 
   CudaException(String operation, int errorCode, String where) {
+    this(operation, errorCode, where, "");
+  }
+
+  private CudaException(String operation, int errorCode, String where, String detail) {
     super(
         operation
             + where
@@ -19,7 +23,8 @@ public final class CudaException extends RuntimeException {
             + " ("
             + errorCode
             + "): "
-            + NativeText.copy(CudartH.cudaGetErrorString(errorCode)));
+            + NativeText.copy(CudartH.cudaGetErrorString(errorCode))
+            + detail);
     this.operation = operation;
     this.errorCode = errorCode;
   }
@@ -36,7 +41,37 @@ public final class CudaException extends RuntimeException {
 
   static void check(int rc, String operation, CudaDevice device) {
     if (rc != 0) {
-      throw new CudaException(operation, rc, " on device " + device.ordinal());
+      throw of(operation, rc, device);
     }
+  }
+
+  /** For a call on a device that is current. */
+  static CudaException of(String operation, int rc, CudaDevice device) {
+    CudaException e = new CudaException(operation, rc, " on " + device);
+    device.noteError(e);
+    return e;
+  }
+
+  /** For a call that is not made, because the device has failed for good. */
+  static CudaException ofLost(CudaDevice device, CudaException cause) {
+    CudaException e =
+        new CudaException(
+            "cudaSetDevice",
+            cause.errorCode,
+            " on " + device,
+            "; it failed earlier in "
+                + cause.operation
+                + ", and only a new process can use it again");
+    e.initCause(cause);
+    return e;
+  }
+
+  /** Whether CUDA documents the error as one after which the process must be ended. */
+  boolean isOfContext() {
+    return errorCode == CudartH.cudaErrorIllegalAddress()
+        || errorCode == CudartH.cudaErrorLaunchTimeout()
+        || errorCode == CudartH.cudaErrorAssert()
+        || errorCode >= CudartH.cudaErrorHardwareStackError()
+            && errorCode <= CudartH.cudaErrorLaunchFailure();
   }
 }

@@ -25,6 +25,7 @@ public final class CudaStream implements AutoCloseable {
   private final CudaDevice device;
   private final MemorySegment handle;
   private final HostBuffer staging;
+  private final LeakReport.Tracker leak;
   private volatile FailureSource[] watched = {};
   private volatile boolean closed;
 
@@ -32,6 +33,7 @@ public final class CudaStream implements AutoCloseable {
     this.device = device;
     this.handle = handle;
     this.staging = staging;
+    this.leak = LeakReport.track(this, toString());
   }
 
   /** Creates a stream ({@code cudaStreamCreateWithFlags}, non-blocking) on a device. */
@@ -83,7 +85,7 @@ public final class CudaStream implements AutoCloseable {
 
   /** Whether nothing runs on the stream any more, be it done or failed. */
   boolean isStill() {
-    if (closed) {
+    if (closed || device.isLost()) {
       return true;
     }
     device.makeCurrent();
@@ -99,7 +101,7 @@ public final class CudaStream implements AutoCloseable {
     }
     if (rc != 0) {
       throwIfFailed(watched); // names the cause where the stream only knows that it failed
-      throw new CudaException("cudaStreamQuery", rc, " on " + device);
+      throw CudaException.of("cudaStreamQuery", rc, device);
     }
     return true;
   }
@@ -177,6 +179,10 @@ public final class CudaStream implements AutoCloseable {
       return;
     }
     closed = true;
+    leak.closed();
+    if (device.isLost()) {
+      return;
+    }
     device.makeCurrent();
     try {
       CudaException.check(CudartH.cudaStreamDestroy(handle), "cudaStreamDestroy", device);

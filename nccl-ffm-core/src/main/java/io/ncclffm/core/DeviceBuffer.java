@@ -31,6 +31,7 @@ public final class DeviceBuffer implements AutoCloseable {
   private final long count;
   private final MemorySegment base;
   private final Allocator allocator;
+  private final LeakReport.Tracker leak;
   private volatile boolean closed;
 
   private DeviceBuffer(
@@ -40,6 +41,7 @@ public final class DeviceBuffer implements AutoCloseable {
     this.count = count;
     this.base = base;
     this.allocator = allocator;
+    this.leak = LeakReport.track(this, toString());
   }
 
   /**
@@ -300,6 +302,10 @@ public final class DeviceBuffer implements AutoCloseable {
       return;
     }
     closed = true;
+    leak.closed();
+    if (device.isLost()) {
+      return;
+    }
     device.makeCurrent();
     if (allocator == Allocator.NCCL) {
       int rc = NcclH.ncclMemFree(base);

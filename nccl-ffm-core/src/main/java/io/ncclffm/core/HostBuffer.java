@@ -86,6 +86,9 @@ public final class HostBuffer implements AutoCloseable {
       return;
     }
     closed = true;
+    if (device.isLost()) {
+      return;
+    }
     device.makeCurrent();
     CudaException.check(CudartH.cudaFreeHost(segment), "cudaFreeHost", device);
   }

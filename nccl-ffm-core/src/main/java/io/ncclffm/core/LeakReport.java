@@ -52,7 +52,7 @@ final class LeakReport {
         LEAKS.incrementAndGet();
         LOG.log(
             System.Logger.Level.WARNING,
-            "nccl-ffm: a " + what + " was dropped without close(); its memory stays taken",
+            "nccl-ffm: a " + what + " was dropped without close(); what it holds stays taken",
             site);
       }
     }

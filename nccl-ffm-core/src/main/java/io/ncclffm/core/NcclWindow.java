@@ -195,7 +195,7 @@ public final class NcclWindow implements AutoCloseable {
     }
     closed = true;
     communicator.disown(this);
-    if (communicator.state() == Communicator.State.READY) {
+    if (communicator.endsResources()) {
       communicator.call(
           "ncclCommWindowDeregister", comm -> NcclH.ncclCommWindowDeregister(comm, handle));
     }

@@ -69,7 +69,7 @@ public final class ReduceOp implements AutoCloseable {
     }
     closed = true;
     on.disown(this);
-    if (on.state() == Communicator.State.READY) {
+    if (on.endsResources()) {
       on.call("ncclRedOpDestroy", comm -> NcclH.ncclRedOpDestroy(ncclValue, comm));
     }
   }

@@ -28,7 +28,7 @@ public final class RegisteredBuffer implements AutoCloseable {
     }
     closed = true;
     communicator.disown(this);
-    if (communicator.state() == Communicator.State.READY) {
+    if (communicator.endsResources()) {
       communicator.call("ncclCommDeregister", comm -> NcclH.ncclCommDeregister(comm, handle));
     }
   }

@@ -389,7 +389,7 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
         return;
       }
     }
-    boolean ready = communicator.state() == Communicator.State.READY;
+    boolean ready = communicator.endsResources();
     if (ready) {
       communicator.begin("close of a device communicator", ownStream);
     }
