@@ -1,6 +1,7 @@
 #!/bin/sh
 # Prints "struct field offset size" (bytes; field "-" is the struct itself) for everything in layouts.list, as the C++
-# compiler sees it in the real headers of NCCL, CUDA and the shim. layouts.txt beside this file is its committed output.
+# compiler sees it in the real headers of NCCL, CUDA and the shim, then "INITIALIZER hex" for what NCCL's macros make of
+# the structs that programs fill in. layouts.txt beside this file is its committed output.
 set -eu
 export LC_ALL=C
 
@@ -28,12 +29,22 @@ trap 'rm -rf "$work"' EXIT
 #include <ncclffm.h>
 #define STRUCT(s) std::printf("%s - 0 %zu\n", #s, sizeof(s))
 #define FIELD(s, f) std::printf("%s %s %zu %zu\n", #s, #f, offsetof(s, f), sizeof(static_cast<s *>(nullptr)->f))
+#define INITIALIZER(s, macro) { static const s value = macro; print(#macro, &value, sizeof(value)); }
+static void print(const char *name, const void *value, std::size_t bytes) {
+  std::printf("%s ", name);
+  for (std::size_t i = 0; i < bytes; i++) {
+    std::printf("%02x", static_cast<const unsigned char *>(value)[i]);
+  }
+  std::printf("\n");
+}
 int main() {
 END
   awk '/^#/ || NF == 0 { next }
        { first = 1 }
        !/^ / { name = $1; first = 2; print "  STRUCT(" name ");" }
        { for (i = first; i <= NF; i++) print "  FIELD(" name ", " $i ");" }' "$here/layouts.list"
+  echo '  INITIALIZER(ncclConfig_t, NCCL_CONFIG_INITIALIZER)'
+  echo '  INITIALIZER(ncclSimInfo_t, NCCL_SIM_INFO_INITIALIZER)'
   echo '}'
 } > "$work/layouts.cpp"
 

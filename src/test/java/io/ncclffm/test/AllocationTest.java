@@ -1,13 +1,16 @@
 package io.ncclffm.test;
 
 import static org.junit.jupiter.api.Assertions.assertTrue;
+import static org.junit.jupiter.api.Assumptions.assumeTrue;
 
 import com.sun.management.ThreadMXBean;
 import io.ncclffm.core.Communicator;
+import io.ncclffm.core.CudaStream;
 import io.ncclffm.core.DataType;
 import io.ncclffm.core.DeviceBuffer;
 import io.ncclffm.core.LocalWorld;
 import io.ncclffm.core.NcclGroup;
+import io.ncclffm.core.NcclWindow;
 import io.ncclffm.core.ReduceOp;
 import io.ncclffm.device.DeviceCommunicator;
 import io.ncclffm.device.FusedKernels;
@@ -94,6 +97,82 @@ class AllocationTest {
               };
           return () -> NcclGroup.run(body);
         });
+  }
+
+  @Test
+  void sendOrRecv() {
+    assertAllocatesNothing(
+        (rank, x) -> {
+          DeviceBuffer mine = x.of(rank);
+          Communicator comm = rank.communicator();
+          boolean sends = rank.rank() == 0;
+          return () -> {
+            if (sends) {
+              comm.send(mine, 1, rank.stream());
+            } else {
+              comm.recv(mine, 0, rank.stream());
+            }
+          };
+        });
+  }
+
+  @Test
+  void everyOtherCollective() {
+    assertAllocatesNothing(
+        (rank, x) -> {
+          DeviceBuffer mine = x.of(rank);
+          Communicator comm = rank.communicator();
+          CudaStream stream = rank.stream();
+          return () -> {
+            comm.broadcast(mine, mine, 1, stream);
+            comm.reduce(mine, mine, ReduceOp.MAX, 1, stream);
+            comm.allGather(mine, rank.rank(), mine, 0, 1, stream);
+            comm.reduceScatter(mine, 0, mine, rank.rank(), 1, ReduceOp.MIN, stream);
+            comm.alltoAll(mine, 0, mine, COUNT, COUNT / 2, stream);
+            comm.gather(mine, rank.rank(), mine, 0, 1, 1, stream);
+            comm.scatter(mine, 0, mine, rank.rank(), 1, 1, stream);
+          };
+        });
+  }
+
+  @Test
+  void preMultipliedSum() {
+    assertAllocatesNothing(
+        (rank, x) -> {
+          DeviceBuffer mine = x.of(rank);
+          ReduceOp op = rank.communicator().createPreMulSum(DataType.FLOAT32, 0.5);
+          return () -> rank.communicator().allReduce(mine, mine, op, rank.stream());
+        });
+  }
+
+  @Test
+  void putSignalAndWait() {
+    try (LocalWorld world = TestRanks.open(1)) {
+      world.run(
+          rank ->
+              assumeTrue(
+                  rank.communicator().properties().hostRmaSupport(),
+                  "NCCL has no one-sided operations on this host"));
+    }
+    DeviceBuffer[] memory = new DeviceBuffer[RANKS];
+    assertAllocatesNothing(
+        (rank, x) -> {
+          int r = rank.rank();
+          DeviceBuffer mine =
+              DeviceBuffer.allocateForWindow(rank.device(), DataType.FLOAT32, 2 * COUNT);
+          memory[r] = mine;
+          Communicator comm = rank.communicator();
+          NcclWindow window = comm.registerWindow(mine, NcclWindow.Flag.COLLECTIVE_SYMMETRIC);
+          return () -> {
+            comm.putSignal(mine, 0, COUNT, 1 - r, window, COUNT * Float.BYTES, rank.stream());
+            comm.waitSignal(1 - r, 1, rank.stream());
+            comm.signal(1 - r, rank.stream());
+            comm.waitSignal(1 - r, 1, rank.stream());
+          };
+        });
+    for (DeviceBuffer buffer : memory) {
+      buffer.close();
+    }
   }
 
   @Test

@@ -2,6 +2,7 @@ package io.ncclffm.test;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assumptions.assumeTrue;
 
 import io.ncclffm.core.Communicator;
 import io.ncclffm.core.CudaDevice;
@@ -12,11 +13,14 @@ import io.ncclffm.core.DataType;
 import io.ncclffm.core.DeviceBuffer;
 import io.ncclffm.core.HostBuffer;
 import io.ncclffm.core.LocalWorld;
+import io.ncclffm.core.NcclException;
 import io.ncclffm.core.NcclUniqueId;
+import io.ncclffm.core.NcclWindow;
 import io.ncclffm.core.ReduceOp;
 import java.lang.foreign.MemorySegment;
 import java.time.Duration;
 import java.util.concurrent.CountDownLatch;
+import java.util.function.BiConsumer;
 import org.junit.jupiter.api.AfterAll;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeAll;
@@ -213,6 +217,124 @@ class BadInputTest {
         () -> comm.reduce(x, x, ReduceOp.SUM, wrong, stream), "ncclReduce", "root " + wrong);
     assertRefused(() -> comm.send(x, wrong, stream), "ncclSend", "peer " + wrong, "0 to 1");
     assertRefused(() -> comm.recv(x, wrong, stream), "ncclRecv", "peer " + wrong, "0 to 1");
+  }
+
+  // ------------------------------------------------------------------ one-sided
+
+  /** Windows of 64 elements on both ranks, used by rank 0 and closed in the end. */
+  private static void withWindows(BiConsumer<DeviceBuffer, NcclWindow> use) {
+    NcclWindow[] windows = new NcclWindow[RANKS];
+    try (RankBuffers memory = RankBuffers.allocateForWindows(world, DataType.FLOAT32, 64)) {
+      register(world, memory, windows);
+      use.accept(memory.of(0), windows[0]);
+      world.run(r -> windows[r.rank()].close());
+    }
+  }
+
+  private static void register(LocalWorld ranks, RankBuffers memory, NcclWindow[] windows) {
+    ranks.run(
+        r ->
+            windows[r.rank()] =
+                r.communicator()
+                    .registerWindow(memory.of(r), NcclWindow.Flag.COLLECTIVE_SYMMETRIC));
+  }
+
+  @Test
+  void putOutsideOfTheBufferOrTheWindow() {
+    withWindows(
+        (mine, window) -> {
+          String put = "ncclPutSignal";
+          for (long count : new long[] {-1, 65, Long.MAX_VALUE / 4 + 1, Long.MAX_VALUE}) {
+            assertRefused(
+                () -> comm.putSignal(mine, 0, count, 1, window, 0, stream),
+                put,
+                count + " elements",
+                mine.toString());
+          }
+          assertRefused(() -> comm.putSignal(mine, -1, 1, 1, window, 0, stream), put, "offset -1");
+          for (long target : new long[] {-1, Long.MIN_VALUE, 253, 256, Long.MAX_VALUE}) {
+            assertRefused(
+                () -> comm.putSignal(mine, 0, 1, 1, window, target, stream),
+                put,
+                "4 bytes at byte " + target,
+                "window of the " + mine);
+          }
+        });
+  }
+
+  @ParameterizedTest
+  @ValueSource(ints = {-1, RANKS, Integer.MIN_VALUE})
+  void signalToOrFromNobody(int wrong) {
+    withWindows(
+        (mine, window) -> {
+          assertRefused(
+              () -> comm.putSignal(mine, 0, 1, wrong, window, 0, stream),
+              "ncclPutSignal",
+              "peer " + wrong,
+              "0 to 1");
+          assertRefused(() -> comm.signal(wrong, stream), "ncclSignal", "peer " + wrong);
+          assertRefused(() -> comm.waitSignal(wrong, 1, stream), "ncclWaitSignal", "peer " + wrong);
+        });
+  }
+
+  @ParameterizedTest
+  @ValueSource(ints = {0, -1})
+  void waitForNoSignals(int count) {
+    assertRefused(
+        () -> comm.waitSignal(1, count, stream), "ncclWaitSignal", count + " signals", "positive");
+  }
+
+  @Test
+  void putIntoAClosedWindowOrAnotherCommunicators() {
+    NcclWindow[] closed = new NcclWindow[1];
+    withWindows((mine, window) -> closed[0] = window);
+    assertTooLate(
+        () -> comm.putSignal(x, 0, 1, 1, closed[0], 0, stream),
+        "ncclPutSignal",
+        "window",
+        "closed");
+    assertTooLate(closed[0]::handle, "window", "closed");
+    assertTooLate(() -> closed[0].peerPointer(0, 0), "window", "closed");
+    closed[0].close();
+
+    NcclWindow[] elsewhere = new NcclWindow[RANKS];
+    try (LocalWorld other = TestRanks.open(RANKS);
+        RankBuffers memory = RankBuffers.allocateForWindows(other, DataType.FLOAT32, 64)) {
+      register(other, memory, elsewhere);
+      assertRefused(
+          () -> comm.putSignal(memory.of(0), 0, 1, 1, elsewhere[0], 0, stream),
+          "ncclPutSignal",
+          "window of the " + memory.of(0),
+          "belongs to");
+      other.run(r -> elsewhere[r.rank()].close());
+    }
+  }
+
+  @Test
+  void putFromMemoryWithoutAWindow() {
+    withWindows(
+        (mine, window) -> {
+          assumeTrue(comm.properties().hostRmaSupport(), "NCCL has no one-sided operations here");
+          NcclException e =
+              assertThrows(
+                  NcclException.class, () -> comm.putSignal(x, 0, 1, 1, window, 0, stream));
+          Messages.assertNames(e, "ncclPutSignal", "rank 0", "ncclInvalidArgument", "window");
+        });
+  }
+
+  @Test
+  void pointersOutsideOfTheWindow() {
+    withWindows(
+        (mine, window) -> {
+          for (long offset : new long[] {-1, 256, Long.MAX_VALUE}) {
+            String[] texts = {"offset " + offset, "window of the " + mine};
+            assertRefused(() -> window.peerPointer(0, offset), texts);
+            assertRefused(() -> window.lsaPointer(0, offset), texts);
+            assertRefused(() -> window.lsaMultimemPointer(offset), texts);
+          }
+          assertRefused(() -> window.peerPointer(RANKS, 0), "peer " + RANKS, "0 to 1");
+          assertRefused(() -> window.peerPointer(-1, 0), "peer -1");
+        });
   }
 
   // ------------------------------------------------------------------ null, closed, elsewhere

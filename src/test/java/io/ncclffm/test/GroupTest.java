@@ -19,6 +19,7 @@ import io.ncclffm.core.ReduceOp;
 import io.ncclffm.lsa.LsaWindow;
 import java.time.Duration;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.List;
 import java.util.concurrent.atomic.AtomicReference;
 import java.util.stream.IntStream;
@@ -226,6 +227,81 @@ class GroupTest {
     long[] expected = IntStream.range(0, steps).mapToLong(i -> 1 + 2L * i).toArray();
     for (long[] result : List.of(results[0], results[1])) {
       assertArrayEquals(expected, result);
+    }
+  }
+
+  @Test
+  void simulationTellsATimeAndCarriesNothingOut() {
+    int count = 1 << 16;
+    float[][] results = new float[RANKS][count];
+    float[] estimates = new float[RANKS];
+    float[] longer = new float[RANKS];
+    try (LocalWorld world = TestRanks.open(RANKS);
+        RankBuffers x = RankBuffers.allocate(world, DataType.FLOAT32, count)) {
+      world.run(
+          rank -> {
+            Communicator comm = rank.communicator();
+            CudaStream stream = rank.stream();
+            float[] ones = new float[count];
+            Arrays.fill(ones, 1);
+            x.of(rank).copyFrom(ones, stream);
+            estimates[rank.rank()] =
+                NcclGroup.simulate(
+                    () -> comm.allReduce(x.of(rank), 0, x.of(rank), 0, 1, ReduceOp.SUM, stream));
+            longer[rank.rank()] =
+                NcclGroup.simulate(
+                    () -> comm.allReduce(x.of(rank), x.of(rank), ReduceOp.SUM, stream));
+            x.of(rank).copyTo(results[rank.rank()], stream);
+          });
+      TestRanks.assertWorks(world);
+    }
+    for (int r = 0; r < RANKS; r++) {
+      assertTrue(estimates[r] > 0, estimates[r] + " us");
+      assertTrue(longer[r] > estimates[r], longer[r] + " us");
+      assertEquals(1, results[r][0]);
+      assertEquals(1, results[r][count - 1]);
+    }
+  }
+
+  @Test
+  void simulationOfNothingAndInsideAGroup() {
+    try (LocalWorld world = TestRanks.open(RANKS)) {
+      world.run(
+          rank -> {
+            NcclGroup.simulate(() -> {});
+            NcclGroup.run(
+                () ->
+                    Messages.assertNames(
+                        assertThrows(
+                            IllegalStateException.class, () -> NcclGroup.simulate(() -> {})),
+                        "ncclGroupSimulateEnd",
+                        "another group"));
+            NcclGroup.simulate(() -> NcclGroup.run(() -> {}));
+          });
+      TestRanks.assertWorks(world);
+    }
+  }
+
+  @Test
+  void exceptionInASimulatedGroupFailsTheCommunicatorsUsed() {
+    IllegalArgumentException thrown = new IllegalArgumentException("from the body");
+    try (LocalWorld world = TestRanks.open(RANKS);
+        RankBuffers x = RankBuffers.allocate(world, DataType.FLOAT32, 4)) {
+      world.run(
+          rank -> {
+            Communicator comm = rank.communicator();
+            RuntimeException e =
+                assertThrows(
+                    RuntimeException.class,
+                    () ->
+                        NcclGroup.simulate(
+                            () -> {
+                              comm.allReduce(x.of(rank), x.of(rank), ReduceOp.SUM, rank.stream());
+                              throw thrown;
+                            }));
+            assertSame(thrown, e);
+            assertEquals(Communicator.State.FAILED, comm.state());
+          });
     }
   }
 }

@@ -56,14 +56,20 @@ public final class NcclGroup {
       throw new IllegalStateException("ncclGroupSimulateEnd inside another group");
     }
     try (Arena scratch = Arena.ofConfined()) {
-      MemorySegment info = ncclSimInfo_t.allocate(scratch);
-      ncclSimInfo_t.size(info, ncclSimInfo_t.sizeof());
-      ncclSimInfo_t.magic(info, SIM_INFO_MAGIC);
-      ncclSimInfo_t.version(info, NcclH.NCCL_VERSION_CODE());
-      info.set(JAVA_FLOAT, ncclSimInfo_t.estimatedTime$offset(), NcclH.NCCL_UNDEF_FLOAT());
+      MemorySegment info = simulationInfo(scratch);
       group.runHere(body, info);
       return ncclSimInfo_t.estimatedTime(info);
     }
+  }
+
+  /** As {@code NCCL_SIM_INFO_INITIALIZER}. */
+  static MemorySegment simulationInfo(Arena arena) {
+    MemorySegment info = ncclSimInfo_t.allocate(arena);
+    ncclSimInfo_t.size(info, ncclSimInfo_t.sizeof());
+    ncclSimInfo_t.magic(info, SIM_INFO_MAGIC);
+    ncclSimInfo_t.version(info, NcclH.NCCL_VERSION_CODE());
+    info.set(JAVA_FLOAT, ncclSimInfo_t.estimatedTime$offset(), NcclH.NCCL_UNDEF_FLOAT());
+    return info;
   }
 
   private static NcclGroup enterThread(String operation) {

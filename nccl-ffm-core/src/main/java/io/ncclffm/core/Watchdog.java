@@ -112,18 +112,16 @@ final class Watchdog {
   }
 
   private void watch() {
-    try {
-      while (!stopped) {
+    while (!stopped) {
+      try {
         Thread.sleep(PERIOD);
-        try {
-          look();
-        } catch (RuntimeException e) {
-          giveUp(e);
-          return;
-        }
+        look();
+      } catch (InterruptedException e) {
+        return;
+      } catch (RuntimeException e) {
+        giveUp(e);
+        return;
       }
-    } catch (InterruptedException e) {
-      return; // stopped
     }
   }
 
@@ -149,7 +147,7 @@ final class Watchdog {
     }
   }
 
-  private void giveUp(RuntimeException cause) throws InterruptedException {
+  private void giveUp(RuntimeException cause) {
     if (stopped) {
       return;
     }
@@ -162,21 +160,30 @@ final class Watchdog {
       }
     }
     LOG.log(System.Logger.Level.ERROR, report.toString());
-    for (boolean first = true; !stopped; first = false) {
-      try {
-        communicator.abort(cause);
-        return;
-      } catch (IllegalStateException e) { // a thread is inside a call
-        if (first) {
-          LOG.log(
-              System.Logger.Level.ERROR, "nccl-ffm: watchdog cannot abort yet: " + e.getMessage());
-        }
+    try {
+      boolean told = false;
+      while (!stopped && !tryAbort(cause, !told)) {
+        told = true;
         Thread.sleep(PERIOD);
-      } catch (RuntimeException e) {
-        LOG.log(System.Logger.Level.ERROR, "nccl-ffm: watchdog: " + e.getMessage());
-        return;
       }
+    } catch (InterruptedException e) {
+      Thread.currentThread().interrupt(); // stopped
     }
+  }
+
+  /** False while a thread is inside a native call, where NCCL allows no abort. */
+  private boolean tryAbort(RuntimeException cause, boolean tell) {
+    try {
+      communicator.abort(cause);
+    } catch (IllegalStateException e) {
+      if (tell) {
+        LOG.log(System.Logger.Level.ERROR, "nccl-ffm: watchdog tries again: " + e.getMessage());
+      }
+      return false;
+    } catch (RuntimeException e) {
+      LOG.log(System.Logger.Level.ERROR, "nccl-ffm: watchdog's abort: " + e.getMessage());
+    }
+    return true;
   }
 
   /** Ends the watching and frees its events; called when the communicator ends. */
