@@ -45,6 +45,7 @@ END
        { for (i = first; i <= NF; i++) print "  FIELD(" name ", " $i ");" }' "$here/layouts.list"
   echo '  INITIALIZER(ncclConfig_t, NCCL_CONFIG_INITIALIZER)'
   echo '  INITIALIZER(ncclSimInfo_t, NCCL_SIM_INFO_INITIALIZER)'
+  echo '  INITIALIZER(ncclDevCommRequirements_t, NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER)'
   echo '}'
 } > "$work/layouts.cpp"
 

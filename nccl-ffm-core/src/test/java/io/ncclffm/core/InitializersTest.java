@@ -111,6 +111,78 @@ class InitializersTest {
     }
   }
 
+  @Test
+  void defaultDeviceRequirementsAreNcclsInitializerBitForBit() throws IOException {
+    try (Arena arena = Arena.ofConfined()) {
+      String expected = initializers().get("NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER");
+      String actual = HexFormat.of().formatHex(bytes(NcclDeviceRequirements.NONE.toNative(arena)));
+      assertEquals(expected, actual);
+    }
+  }
+
+  /** Every setter of the builder once; the last two fields are true unless set. */
+  @Test
+  void everyDeviceRequirementReachesItsField() throws IOException {
+    NcclDeviceRequirements all =
+        NcclDeviceRequirements.builder()
+            .resources(MemorySegment.ofAddress(4096))
+            .teams(MemorySegment.ofAddress(8192))
+            .lsaMultimem(true)
+            .barrierCount(1)
+            .lsaBarrierCount(2)
+            .railGinBarrierCount(3)
+            .lsaLla2a(4, 5)
+            .ginContextCount(6)
+            .ginSignalCount(7)
+            .ginCounterCount(8)
+            .ginConnection(NcclDeviceRequirements.GinConnection.RAIL)
+            .ginExclusiveContexts(true)
+            .ginQueueDepth(9)
+            .ginTrafficClass(10)
+            .worldGinBarrierCount(11)
+            .ginStrongSignalsRequired(false)
+            .ginVaSignalsRequired(false)
+            .build();
+    Map<String, Long> expected = new TreeMap<>();
+    expected.put("resourceRequirementsList", 4096L);
+    expected.put("teamRequirementsList", 8192L);
+    expected.put("lsaMultimem", 1L);
+    expected.put("barrierCount", 1L);
+    expected.put("lsaBarrierCount", 2L);
+    expected.put("railGinBarrierCount", 3L);
+    expected.put("lsaLLA2ABlockCount", 4L);
+    expected.put("lsaLLA2ASlotCount", 5L);
+    expected.put("ginForceEnable", 0L); // deprecated, has no setter
+    expected.put("ginContextCount", 6L);
+    expected.put("ginSignalCount", 7L);
+    expected.put("ginCounterCount", 8L);
+    expected.put("ginConnectionType", 2L);
+    expected.put("ginExclusiveContexts", 1L);
+    expected.put("ginQueueDepth", 9L);
+    expected.put("ginTrafficClass", 10L);
+    expected.put("worldGinBarrierCount", 11L);
+    expected.put("ginStrongSignalsRequired", 0L);
+    expected.put("ginVaSignalsRequired", 0L);
+    try (Arena arena = Arena.ofConfined()) {
+      MemorySegment struct = all.toNative(arena);
+      Map<String, Long> actual = new TreeMap<>();
+      for (Map.Entry<String, int[]> field : fields("ncclDevCommRequirements").entrySet()) {
+        int[] place = field.getValue();
+        actual.put(field.getKey(), number(struct, place[0], place[1]));
+      }
+      actual.keySet().removeAll(List.of("size", "magic", "version"));
+      assertEquals(expected, actual);
+    }
+  }
+
+  private static long number(MemorySegment struct, int offset, int size) {
+    return switch (size) {
+      case 1 -> struct.get(ValueLayout.JAVA_BYTE, offset);
+      case 4 -> struct.get(ValueLayout.JAVA_INT, offset);
+      default -> struct.get(ValueLayout.JAVA_LONG, offset);
+    };
+  }
+
   // Row 34 of the table of known faults: a field of the builder that reaches no field of the
   // struct.
   @ParameterizedTest
