@@ -24,6 +24,7 @@ final class ChildJvm implements AutoCloseable {
     private final Class<?> main;
     private final List<String> arguments;
     private final Map<String, String> properties = new TreeMap<>();
+    private final List<String> options = new ArrayList<>();
     private final ProcessBuilder process = new ProcessBuilder();
 
     private Setup(Class<?> main, String... arguments) {
@@ -38,6 +39,12 @@ final class ChildJvm implements AutoCloseable {
 
     Setup property(String name, Object value) {
       properties.put(name, value.toString());
+      return this;
+    }
+
+    /** An option of the JVM's own, as -Xmx64m. */
+    Setup option(String option) {
+      options.add(option);
       return this;
     }
 
@@ -62,6 +69,7 @@ final class ChildJvm implements AutoCloseable {
       // Short lives: no time for the optimising compiler, no threads for the collector.
       command.add("-XX:TieredStopAtLevel=1");
       command.add("-XX:+UseSerialGC");
+      command.addAll(options);
       command.add("-cp");
       command.add(System.getProperty("java.class.path"));
       properties.forEach((name, value) -> command.add("-D" + name + "=" + value));

@@ -11,8 +11,8 @@ import java.util.concurrent.TimeUnit;
 
 /**
  * A child JVM's main class: drops a communicator, a stream and a buffer without closing them and
- * lets the collector find them. Whatever would free something natively fails, so that the
- * cleaner's thread would be heard; it prints the device memory that is taken before and after.
+ * lets the collector find them. Whatever would free something natively fails, so that the cleaner's
+ * thread would be heard; it prints the device memory that is taken before and after.
  */
 final class DropsWithoutClosing {
   private DropsWithoutClosing() {}

@@ -195,8 +195,7 @@ class FailingCallsTest {
           fails("ncclBroadcast", s -> s.comm.broadcast(s.one, s.one, 0, s.stream)),
           fails("ncclAllGather", s -> s.comm.allGather(s.one, s.two, s.stream)),
           fails(
-              "ncclReduceScatter",
-              s -> s.comm.reduceScatter(s.two, s.one, ReduceOp.SUM, s.stream)),
+              "ncclReduceScatter", s -> s.comm.reduceScatter(s.two, s.one, ReduceOp.SUM, s.stream)),
           fails("ncclAlltoAll", s -> s.comm.alltoAll(s.two, s.two, s.stream)),
           fails("ncclGather", s -> s.comm.gather(s.one, s.two, 0, s.stream)),
           fails("ncclScatter", s -> s.comm.scatter(s.two, s.one, 0, s.stream)),
@@ -212,8 +211,7 @@ class FailingCallsTest {
                     s.closeLater(DeviceBuffer.allocateForWindow(s.device, DataType.FLOAT32, 1024));
                 Communicator alone = s.alone();
                 NcclWindow window = alone.registerWindow(memory);
-                return new Call(
-                    alone, () -> alone.putSignal(memory, 0, 1, 0, window, 0, s.stream));
+                return new Call(alone, () -> alone.putSignal(memory, 0, 1, 0, window, 0, s.stream));
               }),
           fails("ncclCommRegister", s -> s.comm.register(s.one)),
           new Case(
@@ -247,8 +245,7 @@ class FailingCallsTest {
               }),
           fails("ncclCommQueryProperties", s -> s.comm.properties()),
           fails(
-              "ncclCommMemStats",
-              s -> s.comm.memoryStatistic(Communicator.MemoryStatistic.TOTAL)),
+              "ncclCommMemStats", s -> s.comm.memoryStatistic(Communicator.MemoryStatistic.TOTAL)),
           fails("ncclCommSuspend", s -> s.comm.suspend()),
           fails("ncclCommResume", s -> s.comm.resume()),
           fails("ncclCommRevoke", s -> s.comm.revoke()),
@@ -431,8 +428,7 @@ class FailingCallsTest {
           hasNoEffect("cudaGetDeviceCount", s -> CudaDevice.count()),
           hasNoEffect("cudaGetDeviceCount", s -> new CudaDevice(0)),
           hasNoEffect("cudaSetDevice", s -> s.device.makeCurrent()),
-          hasNoEffect(
-              "cudaSetDevice", s -> s.comm.allReduce(s.one, s.one, ReduceOp.SUM, s.stream)),
+          hasNoEffect("cudaSetDevice", s -> s.comm.allReduce(s.one, s.one, ReduceOp.SUM, s.stream)),
           hasNoEffect("cudaSetDevice", s -> s.comm.split(0, 0, DEFAULT)),
           hasNoEffect("cudaSetDevice", s -> s.stream.isDone()),
           ends("cudaSetDevice", s -> s.comm.close()),
@@ -457,8 +453,7 @@ class FailingCallsTest {
           withEvent("cudaEventQuery", (s, event) -> event.isDone()),
           withEvent("cudaEventQuery", (s, event) -> event.synchronize(Duration.ofSeconds(20))),
           withEvent("cudaEventElapsedTime", (s, event) -> event.millisSince(event)),
-          hasNoEffect(
-              "cudaMalloc", s -> DeviceBuffer.allocate(s.device, DataType.FLOAT32, 1)),
+          hasNoEffect("cudaMalloc", s -> DeviceBuffer.allocate(s.device, DataType.FLOAT32, 1)),
           hasNoEffect("cudaMemcpyAsync", s -> s.two.copyFrom(new float[2], s.stream)),
           hasNoEffect("cudaMemcpyAsync", s -> s.two.copyTo(new float[2], s.stream)),
           hasNoEffect("cudaMemsetAsync", s -> s.two.fill((byte) 1, s.stream)));
@@ -490,9 +485,7 @@ class FailingCallsTest {
         Effect.NONE,
         s -> {
           AutoCloseable made = s.closeLater(maker.make(s));
-          return new Call(
-              s.comm,
-() -> closeUnchecked(made));
+          return new Call(s.comm, () -> closeUnchecked(made));
         });
   }
 

@@ -190,15 +190,10 @@ class NonBlockingTest {
               comm.awaitReady(PATIENCE);
             });
     // It parks between its looks once it has spun for a while.
-    await(
-        () ->
-            waiter.get() != null && waiter.get().getState() == Thread.State.TIMED_WAITING);
+    await(() -> waiter.get() != null && waiter.get().getState() == Thread.State.TIMED_WAITING);
     comm.abort();
     Throwable thrown =
-        assertThrows(
-                ExecutionException.class,
-                () -> waiting.get(5, TimeUnit.SECONDS))
-            .getCause();
+        assertThrows(ExecutionException.class, () -> waiting.get(5, TimeUnit.SECONDS)).getCause();
     assertInstanceOf(IllegalStateException.class, thrown);
     Messages.assertNames(thrown, "awaitReady", "aborted");
   }
@@ -223,8 +218,7 @@ class NonBlockingTest {
                     comm.abort();
                   });
           Messages.assertNames(
-              assertThrows(
-                  IllegalStateException.class, () -> rank.stream().synchronize(PATIENCE)),
+              assertThrows(IllegalStateException.class, () -> rank.stream().synchronize(PATIENCE)),
               "aborted");
           aborting.orTimeout(30, TimeUnit.SECONDS).join();
           aborted.await(30, TimeUnit.SECONDS);
@@ -389,8 +383,7 @@ class NonBlockingTest {
                         try (Communicator larger =
                             Communicator.join(
                                 id.get(30, TimeUnit.SECONDS), 3, 2, rank.device(), NON_BLOCKING)) {
-                          assertThrows(
-                              DeadlineException.class, () -> larger.awaitReady(TOO_SHORT));
+                          assertThrows(DeadlineException.class, () -> larger.awaitReady(TOO_SHORT));
                           larger.awaitReady(PATIENCE);
                           assertWorks(larger, y.of(rank), rank.stream());
                         }
@@ -514,8 +507,7 @@ class NonBlockingTest {
           }
           NcclException e =
               assertThrows(
-                  NcclException.class,
-                  () -> comm.split(0, 0, INHERITED).awaitReady(PATIENCE));
+                  NcclException.class, () -> comm.split(0, 0, INHERITED).awaitReady(PATIENCE));
           Messages.assertNames(e, "rank 1");
           assertEquals(Communicator.State.FAILED, comm.state());
         });

@@ -56,8 +56,9 @@ public record CudaDevice(int ordinal) {
    * Makes this the device of the calling OS thread ({@code cudaSetDevice}). Every call of this
    * library that needs a device does it itself; only users of the raw bindings need it.
    *
-   * @throws CudaException at once, without a call, if a kernel has made the device unusable for this
-   *     process ({@code cudaErrorIllegalAddress}, {@code cudaErrorLaunchFailure} and their like)
+   * @throws CudaException at once, without a call, if a kernel has made the device unusable for
+   *     this process ({@code cudaErrorIllegalAddress}, {@code cudaErrorLaunchFailure} and their
+   *     like)
    */
   public void makeCurrent() {
     if (isLost()) {
@@ -72,8 +73,8 @@ public record CudaDevice(int ordinal) {
   }
 
   /**
-   * Looks whether an error is the device's from now on: then a stream that nobody used gives it too.
-   * The device is current.
+   * Looks whether an error is the device's from now on: then a stream that nobody used gives it
+   * too. The device is current.
    */
   void noteError(CudaException error) {
     if (error.isOfContext()
