@@ -83,7 +83,12 @@ class ThreadsTest {
           new Where() {
             @Override
             public <T> T call(Callable<T> call) throws Exception {
-              return pool.submit(call).get(SECONDS, TimeUnit.SECONDS);
+              return pool.submit(
+                      () -> {
+                        new CudaDevice(0).makeCurrent(); // as another task left it
+                        return call.call();
+                      })
+                  .get(SECONDS, TimeUnit.SECONDS);
             }
           });
     }
