@@ -21,6 +21,7 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CyclicBarrier;
+import java.util.concurrent.Executor;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicReference;
 import org.junit.jupiter.api.Test;
@@ -30,6 +31,8 @@ import org.junit.jupiter.params.provider.ValueSource;
 /** Communicators made from communicators: who is in them, and who outlives whom. */
 class ChildrenTest {
   private static final CommunicatorConfig INHERITED = CommunicatorConfig.DEFAULT;
+  // The common pool has one thread on a small machine, and these tasks wait for one another.
+  private static final Executor FRESH_THREAD = task -> Thread.ofPlatform().daemon().start(task);
   private static final Duration PATIENCE = Duration.ofSeconds(30);
   private static final Duration NOTICE = Duration.ofSeconds(2);
 
@@ -315,7 +318,8 @@ class ChildrenTest {
                           assertWorks(larger, y.of(rank), rank.stream());
                           assertWorks(larger, y.of(rank), rank.stream());
                         }
-                      }));
+                      }),
+              FRESH_THREAD);
       world.run(
           rank -> {
             Communicator comm = rank.communicator();

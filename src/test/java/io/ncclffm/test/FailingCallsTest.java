@@ -62,6 +62,7 @@ class FailingCallsTest {
     final CudaStream otherStream = CudaStream.create(new CudaDevice(1));
     final DeviceBuffer one = DeviceBuffer.allocate(device, DataType.FLOAT32, 1);
     final DeviceBuffer two = DeviceBuffer.allocate(device, DataType.FLOAT32, 2);
+    final DeviceBuffer otherTwo = DeviceBuffer.allocate(device, DataType.FLOAT32, 2);
     final DeviceBuffer otherOne = DeviceBuffer.allocate(new CudaDevice(1), DataType.FLOAT32, 1);
     private final List<AutoCloseable> own = new ArrayList<>();
 
@@ -87,7 +88,8 @@ class FailingCallsTest {
 
     @Override
     public void close() {
-      List<AutoCloseable> all = new ArrayList<>(List.of(stream, otherStream, one, two, otherOne));
+      List<AutoCloseable> all =
+          new ArrayList<>(List.of(stream, otherStream, one, two, otherTwo, otherOne));
       all.addAll(ranks);
       all.addAll(own);
       @Nullable RuntimeException first = null;
@@ -196,7 +198,7 @@ class FailingCallsTest {
           fails("ncclAllGather", s -> s.comm.allGather(s.one, s.two, s.stream)),
           fails(
               "ncclReduceScatter", s -> s.comm.reduceScatter(s.two, s.one, ReduceOp.SUM, s.stream)),
-          fails("ncclAlltoAll", s -> s.comm.alltoAll(s.two, s.two, s.stream)),
+          fails("ncclAlltoAll", s -> s.comm.alltoAll(s.two, s.otherTwo, s.stream)),
           fails("ncclGather", s -> s.comm.gather(s.one, s.two, 0, s.stream)),
           fails("ncclScatter", s -> s.comm.scatter(s.two, s.one, 0, s.stream)),
           fails("ncclSend", s -> s.comm.send(s.one, 1, s.stream)),

@@ -27,6 +27,7 @@ import java.util.List;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CyclicBarrier;
 import java.util.concurrent.ExecutionException;
+import java.util.concurrent.Executor;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicReference;
 import java.util.function.BooleanSupplier;
@@ -40,6 +41,8 @@ class NonBlockingTest {
   private static final CommunicatorConfig NON_BLOCKING =
       CommunicatorConfig.builder().blocking(false).build();
   private static final CommunicatorConfig INHERITED = CommunicatorConfig.DEFAULT;
+  // The common pool has one thread on a small machine, and these tasks wait for one another.
+  private static final Executor FRESH_THREAD = task -> Thread.ofPlatform().daemon().start(task);
   private static final Duration PATIENCE = Duration.ofSeconds(30);
   private static final Duration TOO_SHORT = Duration.ofMillis(20);
   private static final int LATE_MILLIS = 200;
@@ -83,6 +86,14 @@ class NonBlockingTest {
   @AfterEach
   void clearFaults() {
     Faults.clear();
+  }
+
+  private static void arrive(CyclicBarrier barrier) {
+    try {
+      barrier.await(30, TimeUnit.SECONDS);
+    } catch (Exception e) {
+      throw new AssertionError(e);
+    }
   }
 
   private static void await(BooleanSupplier condition) {
@@ -188,7 +199,8 @@ class NonBlockingTest {
             () -> {
               waiter.set(Thread.currentThread());
               comm.awaitReady(PATIENCE);
-            });
+            },
+            FRESH_THREAD);
     // It parks between its looks once it has spun for a while.
     await(() -> waiter.get() != null && waiter.get().getState() == Thread.State.TIMED_WAITING);
     comm.abort();
@@ -216,7 +228,8 @@ class NonBlockingTest {
                   () -> {
                     await(() -> me.getState() == Thread.State.TIMED_WAITING);
                     comm.abort();
-                  });
+                  },
+                  FRESH_THREAD);
           Messages.assertNames(
               assertThrows(IllegalStateException.class, () -> rank.stream().synchronize(PATIENCE)),
               "aborted");
@@ -387,7 +400,8 @@ class NonBlockingTest {
                           larger.awaitReady(PATIENCE);
                           assertWorks(larger, y.of(rank), rank.stream());
                         }
-                      }));
+                      }),
+              FRESH_THREAD);
       onRanks(
           2,
           (rank, comm, x) -> {
@@ -426,7 +440,9 @@ class NonBlockingTest {
   @Test
   void abortDuringALateRegistrationEndsIt() {
     TestRanks.prepare();
-    letBeLate("ncclCommWindowRegister");
+    // Longer than any displaced thread: an abort ends the lateness too.
+    Faults.inject("ncclCommWindowRegister:late_ms=10000");
+    CyclicBarrier bothUnderWay = new CyclicBarrier(2);
     onRanks(
         2,
         (rank, comm, x) -> {
@@ -436,8 +452,10 @@ class NonBlockingTest {
                 CompletableFuture.runAsync(
                     () -> {
                       await(() -> comm.asyncError() == IN_PROGRESS);
+                      arrive(bothUnderWay);
                       comm.abort();
-                    });
+                    },
+                    FRESH_THREAD);
             assertThrows(RuntimeException.class, () -> comm.registerWindow(memory));
             aborting.orTimeout(30, TimeUnit.SECONDS).join();
             try (Sentinels sentinels = new Sentinels()) {
