@@ -86,6 +86,17 @@ class AllocationTest {
   }
 
   @Test
+  void waitForTheStream() {
+    assertAllocatesNothing(
+        (rank, x) ->
+            () -> {
+              DeviceBuffer mine = x.of(rank);
+              rank.communicator().allReduce(mine, mine, ReduceOp.SUM, rank.stream());
+              rank.stream().synchronize();
+            });
+  }
+
+  @Test
   void sendAndRecvInAGroup() {
     assertAllocatesNothing(
         (rank, x) -> {

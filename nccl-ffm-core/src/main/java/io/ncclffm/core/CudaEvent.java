@@ -70,7 +70,7 @@ public final class CudaEvent implements AutoCloseable {
     long deadline = Backoff.deadline(timeout);
     int round = 0;
     while (!isDone()) {
-      Backoff.pause(round++, deadline, "cudaEventSynchronize on " + device);
+      Backoff.pause(round++, deadline, "cudaEventSynchronize on ", device);
     }
   }
 

@@ -132,7 +132,7 @@ public final class CudaStream implements AutoCloseable {
       if ((round & 63) == 63) {
         throwIfFailed(sources);
       }
-      Backoff.pause(round++, deadline, "cudaStreamSynchronize on " + device);
+      Backoff.pause(round++, deadline, "cudaStreamSynchronize on ", device);
     }
     throwIfFailed(sources);
   }

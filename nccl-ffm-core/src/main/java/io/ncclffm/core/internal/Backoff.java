@@ -33,15 +33,25 @@ public final class Backoff {
    * @param what the waiting operation, for the message
    */
   public static void pause(int round, long deadline, String what) {
+    pause(round, deadline, what, "");
+  }
+
+  /**
+   * Pauses before the next look, without allocating.
+   *
+   * @param what the waiting operation, for the message
+   * @param whose appended to it, if it is needed
+   */
+  public static void pause(int round, long deadline, String what, Object whose) {
     if (round < SPINS) {
       Thread.onSpinWait();
       return;
     }
     if (System.nanoTime() - deadline >= 0) {
-      throw new DeadlineException(what + " did not end within its deadline");
+      throw new DeadlineException(what + whose + " did not end within its deadline");
     }
     if (Thread.currentThread().isInterrupted()) {
-      throw new DeadlineException(what + " was interrupted while waiting");
+      throw new DeadlineException(what + whose + " was interrupted while waiting");
     }
     LockSupport.parkNanos(PARK_NANOS);
   }
