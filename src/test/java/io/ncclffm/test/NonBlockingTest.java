@@ -32,6 +32,7 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicReference;
 import java.util.function.BooleanSupplier;
 import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.ValueSource;
@@ -81,6 +82,11 @@ class NonBlockingTest {
 
   private static void letBeLate(String function) {
     Faults.inject(function + ":late_ms=" + LATE_MILLIS);
+  }
+
+  @BeforeAll
+  static void prepare() {
+    TestRanks.prepare();
   }
 
   @AfterEach
