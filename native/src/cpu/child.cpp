@@ -168,7 +168,7 @@ ncclResult_t ncclCommSplit(ncclComm_t handle, int color, int key, ncclComm_t *ne
       }
     });
     appendMaking(&task, child, newComm, members);
-    return submit(std::move(task));
+    return submitUntold(std::move(task));
   }));
 }
 
@@ -194,7 +194,7 @@ ncclResult_t ncclCommShrink(ncclComm_t handle, int *excluded, int excludedCount,
     }
     Task task{kShrink, parent};
     appendMaking(&task, child, newComm, members);
-    return submit(std::move(task));
+    return submitUntold(std::move(task));
   }));
 }
 
@@ -227,7 +227,7 @@ ncclResult_t ncclCommGrow(ncclComm_t handle, int nRanks, const ncclUniqueId *id,
                           format("%s: a new rank needs a uniqueId and a rank in [0, %d), not %d", kGrow, nRanks, rank));
       }
       const auto child = std::make_shared<OpenComm>(checkedConfig(kGrow, config));
-      return submit(makeCommunicator(kGrow, child, newComm, {*id, nRanks, rank, currentDevice()}));
+      return submitUntold(makeCommunicator(kGrow, child, newComm, {*id, nRanks, rank, currentDevice()}));
     }
     const std::shared_ptr<OpenComm> parent = readyHandle(kGrow, handle);
     const std::shared_ptr<Communicator> comm = parent->comm();
@@ -254,6 +254,6 @@ ncclResult_t ncclCommGrow(ncclComm_t handle, int nRanks, const ncclUniqueId *id,
       making->stages[0]();
     };
     task.stages[1] = [=] { making->stages[1](); };
-    return submit(std::move(task));
+    return submitUntold(std::move(task));
   }));
 }

@@ -296,6 +296,11 @@ ncclResult_t submit(Task task) {
   return finish(std::move(single));
 }
 
+ncclResult_t submitUntold(Task task) {
+  const ncclResult_t result = submit(std::move(task));
+  return result == ncclInProgress ? ncclSuccess : result;
+}
+
 ncclResult_t inGroup(ncclResult_t result) {
   if (group.depth > 0 && result != ncclSuccess && group.error == ncclSuccess) {
     group.error = result;

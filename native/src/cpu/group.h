@@ -27,6 +27,10 @@ struct Task {
 ncclResult_t submit(Operation operation);
 ncclResult_t submit(Task task);
 
+/// For functions that return ncclSuccess also where they go on in the background, as NCCL's split, shrink, grow and
+/// window registration do: only ncclCommGetAsyncError says so.
+ncclResult_t submitUntold(Task task);
+
 /// Hands a result through; an error inside a group also fails the group, whose end returns it and starts nothing.
 ncclResult_t inGroup(ncclResult_t result);
 

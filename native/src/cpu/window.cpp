@@ -129,7 +129,7 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t handle, void *buff, size_t size, 
     descriptor.root = flags;
     descriptor.count = size;
     descriptor.send = offset;
-    return submit(Task{kRegister,
+    return submitUntold(Task{kRegister,
                        open,
                        {[comm, descriptor] { comm->arrive(comm->hostCursor(), descriptor); },
                         [comm, window, flags] { *window = windows().add(gather(comm, flags)); }}});

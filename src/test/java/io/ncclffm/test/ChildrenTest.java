@@ -24,6 +24,7 @@ import java.util.concurrent.CyclicBarrier;
 import java.util.concurrent.Executor;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicReference;
+import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.ValueSource;
@@ -36,12 +37,28 @@ class ChildrenTest {
   private static final Duration PATIENCE = Duration.ofSeconds(30);
   private static final Duration NOTICE = Duration.ofSeconds(2);
 
+  private CyclicBarrier everyRank = new CyclicBarrier(1);
+
+  /**
+   * After the end of a communicator and before the next collective: where ranks are threads that
+   * share a GPU, the memory freed at the end waits for the other ranks' kernels.
+   */
+  private void meet() throws Exception {
+    everyRank.await(30, TimeUnit.SECONDS);
+  }
+
   /** What a rank's task does with its buffer of one INT64. */
   private interface Task {
     void run(LocalWorld.Rank rank, DeviceBuffer x) throws Exception;
   }
 
-  private static void onRanks(int size, Task task) {
+  @BeforeAll
+  static void prepare() {
+    TestRanks.prepare();
+  }
+
+  private void onRanks(int size, Task task) {
+    everyRank = new CyclicBarrier(size);
     try (LocalWorld world = TestRanks.open(size);
         RankBuffers x = RankBuffers.allocate(world, DataType.INT64, 1)) {
       world.run(rank -> task.run(rank, x.of(rank)));
@@ -75,7 +92,9 @@ class ChildrenTest {
             assertWorks(half, x, rank.stream());
             assertWorks(rank.communicator(), x, rank.stream());
             assertWorks(half, x, rank.stream());
+            meet();
           }
+          meet();
           assertWorks(rank.communicator(), x, rank.stream());
         });
   }
@@ -94,6 +113,7 @@ class ChildrenTest {
               assertWorks(child, x, rank.stream());
             }
           }
+          meet();
           assertWorks(comm, x, rank.stream());
         });
   }
@@ -302,6 +322,7 @@ class ChildrenTest {
   @Test
   void grownCommunicatorKeepsItsRanksAndTakesNewOnes() {
     CompletableFuture<NcclUniqueId> id = new CompletableFuture<>();
+    everyRank = new CyclicBarrier(3);
     try (LocalWorld world = TestRanks.open(2);
         LocalWorld others = TestRanks.open(1);
         RankBuffers x = RankBuffers.allocate(world, DataType.INT64, 1);
@@ -316,7 +337,10 @@ class ChildrenTest {
                                 id.get(30, TimeUnit.SECONDS), 3, 2, rank.device(), INHERITED)) {
                           assertPlace(2, 3, larger);
                           assertWorks(larger, y.of(rank), rank.stream());
+                          meet();
+                          meet();
                           assertWorks(larger, y.of(rank), rank.stream());
+                          meet();
                         }
                       }),
               FRESH_THREAD);
@@ -330,8 +354,11 @@ class ChildrenTest {
             try (Communicator larger = comm.grow(3, made, INHERITED)) {
               assertPlace(rank.rank(), 3, larger);
               assertWorks(larger, x.of(rank), rank.stream());
+              meet();
               comm.close();
+              meet();
               assertWorks(larger, x.of(rank), rank.stream());
+              meet();
             }
           });
       joined.orTimeout(30, TimeUnit.SECONDS).join();
@@ -507,6 +534,7 @@ class ChildrenTest {
                   Communicator.State.ABORTED,
                   Communicator.State.ABORTED),
               made.stream().map(Communicator::state).toList());
+          meet();
           assertWorks(rank.communicator(), x, rank.stream());
         });
   }
@@ -534,6 +562,7 @@ class ChildrenTest {
                   IllegalStateException.class,
                   () -> child.allReduce(x, x, ReduceOp.SUM, rank.stream())),
               abort ? "aborted" : "closed");
+          meet();
           assertWorks(rank.communicator(), x, rank.stream());
         });
   }

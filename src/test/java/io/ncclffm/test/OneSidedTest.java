@@ -207,8 +207,8 @@ class OneSidedTest {
           int previous = (r + ranks - 1) % ranks;
           NcclGroup.run(
               () -> {
-                rank.communicator().waitSignal(previous, 1, rank.stream());
                 put(rank, data(r, next, 2), ranks, next, 0);
+                rank.communicator().waitSignal(previous, 1, rank.stream());
               });
           assertArrayEquals(data(previous, r, 2), received(rank, 0), "rank " + r);
         });

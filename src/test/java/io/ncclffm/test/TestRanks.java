@@ -10,6 +10,7 @@ import io.ncclffm.core.DeviceSharing;
 import io.ncclffm.core.LocalWorld;
 import io.ncclffm.core.Nccl;
 import io.ncclffm.core.ReduceOp;
+import io.ncclffm.core.UnsupportedByLibraryException;
 import java.util.Arrays;
 
 /** Where tests get their ranks from, and what they ask about the machine below. */
@@ -17,8 +18,16 @@ final class TestRanks {
   /** The most that any test opens. On a GPU the process must be prepared for them in advance. */
   static final int MOST = 8;
 
-  static {
-    DeviceSharing.prepare(MOST, MOST);
+  /** The most that the loaded NCCL allows here. */
+  private static final int LIMIT = prepareForMost();
+
+  private static int prepareForMost() {
+    try {
+      DeviceSharing.prepare(MOST, MOST);
+      return MOST;
+    } catch (UnsupportedByLibraryException e) { // an older NCCL: one rank a GPU
+      return CudaDevice.count();
+    }
   }
 
   /** For tests that open ranks by themselves: nothing but the initialisation of this class. */
@@ -31,6 +40,9 @@ final class TestRanks {
    * in the call itself for one that does not come.
    */
   static LocalWorld open(int ranks) {
+    assumeTrue(
+        ranks <= LIMIT,
+        "NCCL " + Nccl.versions().nccl().version() + " takes no more than a rank a GPU");
     LocalWorld world = LocalWorld.open(ranks);
     try {
       assertWorks(world);

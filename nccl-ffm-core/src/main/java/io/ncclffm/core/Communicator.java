@@ -244,9 +244,12 @@ public final class Communicator implements AutoCloseable, FailureSource {
 
   /** The call that makes the communicator, or the group that it stands in, has returned. */
   private void handed(boolean inProgress) {
-    if (!inProgress && config.isBlocking()) {
+    @Nullable Communicator from = parent;
+    // A non-blocking parent's NCCL may say that all went well before the child's handle is there.
+    boolean isDone = !inProgress && (from == null || from.config.isBlocking());
+    if (isDone && config.isBlocking()) {
       completed();
-    } else if (parent == null) {
+    } else if (from == null) {
       handle = handleOut.get(ADDRESS, 0); // of a new one NCCL writes it in advance
     }
   }
@@ -1392,7 +1395,8 @@ public final class Communicator implements AutoCloseable, FailureSource {
     if (NcclGroup.isActive()) {
       return;
     }
-    if (inProgress) {
+    // Not every function of NCCL tells by its result that it goes on: window registration does not.
+    if (inProgress || !config.isBlocking()) {
       inProgress = false;
       settle(operation, Backoff.deadline(CudaStream.DEFAULT_TIMEOUT));
     }
@@ -1401,7 +1405,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
 
   /** For a member of a group that ended well. */
   void concludeGroup(boolean groupInProgress) {
-    if (groupInProgress) {
+    if (groupInProgress || !config.isBlocking()) {
       inProgress = false;
       settle("ncclGroupEnd", Backoff.deadline(CudaStream.DEFAULT_TIMEOUT));
     }
