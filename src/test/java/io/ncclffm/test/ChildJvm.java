@@ -28,6 +28,8 @@ final class ChildJvm implements AutoCloseable {
     private final ProcessBuilder process = new ProcessBuilder();
 
     private Setup(Class<?> main, String... arguments) {
+      // The environment as this JVM was started with, not as it was changed for a shared GPU since.
+      process.environment();
       this.main = main;
       this.arguments = List.of(arguments);
       for (String name : System.getProperties().stringPropertyNames()) {

@@ -2,6 +2,7 @@ package io.ncclffm.test;
 
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertInstanceOf;
 import static org.junit.jupiter.api.Assertions.assertSame;
 import static org.junit.jupiter.api.Assertions.assertThrows;
@@ -17,6 +18,7 @@ import io.ncclffm.core.NcclGroup;
 import io.ncclffm.core.NcclUniqueId;
 import io.ncclffm.core.ReduceOp;
 import io.ncclffm.lsa.LsaWindow;
+import java.io.IOException;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Arrays;
@@ -301,6 +303,70 @@ class GroupTest {
                             }));
             assertSame(thrown, e);
             assertEquals(Communicator.State.FAILED, comm.state());
+          });
+    }
+  }
+
+  /** As Scala and Kotlin do: a Runnable that throws what it does not declare. */
+  @SuppressWarnings("unchecked")
+  private static <E extends Throwable> void sneak(Throwable t) throws E {
+    throw (E) t;
+  }
+
+  @Test
+  void checkedExceptionOfTheBodyEndsTheGroupToo() {
+    try (LocalWorld world = TestRanks.open(1);
+        RankBuffers x = RankBuffers.allocate(world, DataType.FLOAT32, 4)) {
+      world.run(
+          rank -> {
+            IOException thrown = new IOException("sneaky");
+            assertSame(
+                thrown,
+                assertThrows(
+                    IOException.class,
+                    () ->
+                        NcclGroup.run(
+                            () -> {
+                              rank.communicator()
+                                  .allReduce(x.of(rank), x.of(rank), ReduceOp.SUM, rank.stream());
+                              GroupTest.<RuntimeException>sneak(thrown);
+                            })));
+            assertFalse(NcclGroup.isActive());
+            assertEquals(Communicator.State.FAILED, rank.communicator().state());
+            rank.communicator().abort();
+          });
+    }
+  }
+
+  @Test
+  void innerGroupThatFailedFailsTheWholeThoughTheOuterBodyCaughtIt() {
+    try (LocalWorld world = TestRanks.open(1);
+        RankBuffers x = RankBuffers.allocate(world, DataType.FLOAT32, 4)) {
+      world.run(
+          rank -> {
+            IllegalStateException thrown = new IllegalStateException("inner");
+            assertSame(
+                thrown,
+                assertThrows(
+                    IllegalStateException.class,
+                    () ->
+                        NcclGroup.run(
+                            () -> {
+                              try {
+                                NcclGroup.run(
+                                    () -> {
+                                      rank.communicator()
+                                          .allReduce(
+                                              x.of(rank), x.of(rank), ReduceOp.SUM, rank.stream());
+                                      throw thrown;
+                                    });
+                              } catch (IllegalStateException e) {
+                                assertSame(thrown, e);
+                              }
+                            })));
+            assertEquals(Communicator.State.FAILED, rank.communicator().state());
+            rank.communicator().abort();
+            NcclGroup.run(() -> {}); // nothing is left over for the next group
           });
     }
   }

@@ -9,9 +9,11 @@ import io.ncclffm.core.Communicator;
 import io.ncclffm.core.CommunicatorConfig;
 import io.ncclffm.core.CudaDevice;
 import io.ncclffm.core.DataType;
+import io.ncclffm.core.DeadlineException;
 import io.ncclffm.core.DeviceBuffer;
 import io.ncclffm.core.LocalWorld;
 import io.ncclffm.core.Nccl;
+import io.ncclffm.core.NcclException;
 import io.ncclffm.core.NcclUniqueId;
 import io.ncclffm.core.ReduceOp;
 import java.io.IOException;
@@ -19,6 +21,9 @@ import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
 import java.util.List;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.AtomicReference;
 import jdk.jfr.Recording;
 import jdk.jfr.consumer.RecordedEvent;
@@ -134,5 +139,100 @@ class LifeCycleHelpersTest {
             .sorted()
             .toList();
     assertEquals(List.of("create", "create", "ncclCommDestroy", "ncclCommDestroy"), steps);
+  }
+
+  /** A blocking communicator whose work never ends, because a rank does not come. */
+  @Test
+  void finalizationOfABlockingCommunicatorHasADeadlineToo() {
+    TestRanks.assumeCpu("NCCL waits inside the abort for a kernel that shares its GPU");
+    CountDownLatch refused = new CountDownLatch(1);
+    try (LocalWorld world = TestRanks.open(2);
+        RankBuffers x = RankBuffers.allocate(world, DataType.FLOAT32, 4)) {
+      world.run(
+          rank -> {
+            Communicator comm = rank.communicator();
+            AtomicInteger closed = new AtomicInteger();
+            comm.adopt(closed::incrementAndGet);
+            if (rank.rank() == 0) {
+              comm.allReduce(x.of(rank), x.of(rank), ReduceOp.SUM, rank.stream());
+              assertThrows(
+                  DeadlineException.class, () -> comm.finalizeAndClose(Duration.ofMillis(300)));
+              assertEquals(0, closed.get(), "children of a communicator that goes on");
+              assertEquals(Communicator.State.READY, comm.state());
+              refused.countDown();
+            } else {
+              assertTrue(refused.await(30, TimeUnit.SECONDS));
+            }
+            comm.abort();
+            assertEquals(1, closed.get());
+          });
+    }
+  }
+
+  @Test
+  void finalizationOfAFailedCommunicatorLeavesItsChildrenToTheAbort() {
+    TestRanks.assumeCpu("the failure is injected");
+    try (LocalWorld world = TestRanks.open(1);
+        RankBuffers x = RankBuffers.allocate(world, DataType.FLOAT32, 4)) {
+      world.run(
+          rank -> {
+            Communicator comm = rank.communicator();
+            AtomicInteger closed = new AtomicInteger();
+            comm.adopt(closed::incrementAndGet);
+            Faults.inject("ncclAllReduce:result=3");
+            try {
+              assertThrows(
+                  NcclException.class,
+                  () -> comm.allReduce(x.of(rank), x.of(rank), ReduceOp.SUM, rank.stream()));
+            } finally {
+              Faults.clear();
+            }
+            assertThrows(NcclException.class, () -> comm.finalizeAndClose(TIMEOUT));
+            assertEquals(0, closed.get());
+            comm.abort();
+            assertEquals(1, closed.get());
+          });
+    }
+  }
+
+  @Test
+  void revokedCommunicatorIsLeftAloneByItsWatchdogAndCanBeShrunk() {
+    TestRanks.assumeCpu("revoking with ranks that share a GPU needs a pause of theirs");
+    try (LocalWorld world = TestRanks.open(3)) {
+      world.run(
+          rank -> {
+            Communicator comm = rank.communicator();
+            comm.watch(Duration.ofMillis(100));
+            comm.revoke();
+            long end = System.nanoTime() + Duration.ofMillis(400).toNanos(); // eight periods
+            while (System.nanoTime() < end) {
+              assertEquals(Communicator.State.REVOKED, comm.state());
+            }
+            if (rank.rank() < 2) {
+              try (Communicator rest = comm.shrink(List.of(2), false, CommunicatorConfig.DEFAULT)) {
+                assertEquals(2, rest.size());
+              }
+            }
+            comm.abort();
+            assertThrows(IllegalStateException.class, () -> comm.watch(TIMEOUT));
+          });
+    }
+  }
+
+  @Test
+  void ranksOutsideOfATeamAreRefused() {
+    try (LocalWorld world = TestRanks.open(1)) {
+      world.run(
+          rank -> {
+            Communicator comm = rank.communicator();
+            for (int bad : new int[] {-1, 1, 99}) {
+              assertThrows(
+                  IllegalArgumentException.class, () -> comm.rankToWorld(comm.teamWorld(), bad));
+              assertThrows(
+                  IllegalArgumentException.class, () -> comm.rankToLsa(comm.teamWorld(), bad));
+            }
+            assertEquals(0, comm.rankToWorld(comm.teamLsa(), 0));
+          });
+    }
   }
 }

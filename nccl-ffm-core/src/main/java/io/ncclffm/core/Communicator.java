@@ -15,6 +15,7 @@ import java.lang.foreign.MemorySegment;
 import java.lang.foreign.SegmentAllocator;
 import java.lang.invoke.MethodHandles;
 import java.lang.invoke.VarHandle;
+import java.lang.ref.WeakReference;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.BitSet;
@@ -95,10 +96,28 @@ public final class Communicator implements AutoCloseable, FailureSource {
   private final MemorySegment signalOut = ncclWaitSignalDesc_t.allocate(arena);
   private final LeakReport.Tracker leak;
   private boolean released; // NCCL has ended it and works for it no more
+  private final FailureSource failures = new Failures(this);
   private boolean inProgress;
   private @Nullable CudaStream lastStream;
   private @Nullable Thread inside;
   private int depth; // how often that thread is inside; touched by it alone
+
+  /** What streams ask. Does not keep a communicator that was dropped from the leak report. */
+  private static final class Failures implements FailureSource {
+    private final WeakReference<Communicator> communicator;
+
+    Failures(Communicator communicator) {
+      this.communicator = new WeakReference<>(communicator);
+    }
+
+    @Override
+    public void throwIfFailed() {
+      @Nullable Communicator alive = communicator.get();
+      if (alive != null) {
+        alive.throwIfFailed();
+      }
+    }
+  }
 
   private Communicator(
       int rank,
@@ -1048,20 +1067,45 @@ public final class Communicator implements AutoCloseable, FailureSource {
     return team[0];
   }
 
-  /** The communicator's rank of a team's rank ({@code ncclTeamRankToWorld}, 2.28.3). */
+  /**
+   * The communicator's rank of a team's rank ({@code ncclTeamRankToWorld}, 2.28.3).
+   *
+   * @throws IllegalArgumentException if the team has no such rank
+   */
   public int rankToWorld(Team team, int teamRank) {
     NativeLibraries.requireNccl("ncclTeamRankToWorld", "2.28.3");
-    try (Arena scratch = Arena.ofConfined()) {
-      return NcclH.ncclTeamRankToWorld(handle(), team.toNative(scratch), teamRank);
-    }
+    return translate("ncclTeamRankToWorld", team, teamRank, NcclH::ncclTeamRankToWorld);
   }
 
-  /** The LSA team's rank of a team's rank ({@code ncclTeamRankToLsa}, 2.28.3). */
+  /**
+   * The LSA team's rank of a team's rank ({@code ncclTeamRankToLsa}, 2.28.3).
+   *
+   * @throws IllegalArgumentException if the team has no such rank
+   */
   public int rankToLsa(Team team, int teamRank) {
     NativeLibraries.requireNccl("ncclTeamRankToLsa", "2.28.3");
-    try (Arena scratch = Arena.ofConfined()) {
-      return NcclH.ncclTeamRankToLsa(handle(), team.toNative(scratch), teamRank);
+    return translate("ncclTeamRankToLsa", team, teamRank, NcclH::ncclTeamRankToLsa);
+  }
+
+  private interface Translation {
+    int invoke(MemorySegment comm, MemorySegment team, int teamRank);
+  }
+
+  private int translate(String operation, Team team, int teamRank, Translation translation) {
+    if (teamRank < 0 || teamRank >= team.size()) {
+      throw new IllegalArgumentException(
+          operation + where() + ": rank " + teamRank + " of a " + team);
     }
+    int[] translated = new int[1];
+    call(
+        operation,
+        comm -> {
+          try (Arena scratch = Arena.ofConfined()) {
+            translated[0] = translation.invoke(comm, team.toNative(scratch), teamRank);
+          }
+          return 0;
+        });
+    return translated[0];
   }
 
   /** Device memory that NCCL holds for a communicator. */
@@ -1143,10 +1187,16 @@ public final class Communicator implements AutoCloseable, FailureSource {
    * stream, age, caller), aborts the communicator, and the threads that wait for it get the
    * exception. Its periods are of 50 ms. A thread that is inside NCCL itself, as in a blocking
    * communicator's first collective, cannot be reached: that is logged, and the abort tried again.
+   *
+   * <p>Do not watch a communicator that is to be shrunk after a failure: it would be aborted first.
+   * One that is revoked is left alone.
    */
-  public void watch(Duration timeout) {
+  public synchronized void watch(Duration timeout) {
     if (watchdog != null) {
       throw new IllegalStateException("watch" + where() + ": is watched already");
+    }
+    if (state != State.READY) {
+      throwUnusable("watch");
     }
     Watchdog dog = new Watchdog(this, timeout);
     watchdog = dog;
@@ -1257,7 +1307,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
       stream.handle(operation);
       if (stream != lastStream) {
         streams.removeIf(CudaStream::isClosed);
-        stream.watch(this);
+        stream.watch(failures);
         streams.add(stream);
         lastStream = stream;
       }
@@ -1748,19 +1798,24 @@ public final class Communicator implements AutoCloseable, FailureSource {
 
   /**
    * Waits for the enqueued work and ends the communicator in two steps ({@code ncclCommFinalize},
-   * 2.14.3, then {@code ncclCommDestroy}). All ranks must call it.
+   * 2.14.3, then {@code ncclCommDestroy}). All ranks must call it. Nothing is closed if the
+   * communicator has failed: abort or close it.
+   *
+   * <p>On a blocking communicator the timeout bounds the wait for the enqueued work; the call of
+   * NCCL that follows may wait for ranks that never make it. A non-blocking one is bounded in all.
    *
    * @throws DeadlineException after the timeout: call it again, or abort
    */
   public void finalizeAndClose(Duration timeout) {
     long deadline = Backoff.deadline(timeout);
     if (state != State.FINALIZING) {
-      RuntimeException trouble = closeAll(takeChildren(), null);
-      if (trouble != null) {
-        throw trouble;
-      }
       enter("ncclCommFinalize");
       try {
+        awaitWork(deadline);
+        RuntimeException trouble = closeAll(takeChildren(), null);
+        if (trouble != null) {
+          throw trouble;
+        }
         check(NcclH.ncclCommFinalize(handle), "ncclCommFinalize");
         synchronized (this) {
           if (state == State.READY) {
@@ -1774,6 +1829,20 @@ public final class Communicator implements AutoCloseable, FailureSource {
     inProgress = false;
     settle("ncclCommFinalize", deadline);
     close();
+  }
+
+  /** Until nothing is enqueued any more, or NCCL reports an error. */
+  private void awaitWork(long deadline) {
+    for (int round = 0; ; round++) {
+      int error = pollAsyncError();
+      if (error != IN_PROGRESS) {
+        check(error, "ncclCommFinalize");
+      }
+      if (streams.stream().allMatch(stream -> stream.isClosed() || stream.isStill())) {
+        return;
+      }
+      Backoff.pause(round, deadline, "ncclCommFinalize" + where());
+    }
   }
 
   /**
@@ -1891,7 +1960,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
           left.size());
     }
     for (CudaStream stream : streams) {
-      stream.unwatch(this);
+      stream.unwatch(failures);
     }
     @Nullable Watchdog dog = watchdog;
     if (dog != null) {

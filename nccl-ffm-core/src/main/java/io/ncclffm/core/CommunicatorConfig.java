@@ -88,6 +88,16 @@ public final class CommunicatorConfig {
     return (String) values.get(Field.COMM_NAME);
   }
 
+  CommunicatorConfig nonBlockingUnlessSet() {
+    if (values.containsKey(Field.BLOCKING)) {
+      return this;
+    }
+    EnumMap<Field, Object> more = new EnumMap<>(Field.class);
+    more.putAll(values);
+    more.put(Field.BLOCKING, 0);
+    return new CommunicatorConfig(more);
+  }
+
   /** What a child without a configuration of its own gets: NCCL copies the parent's. */
   CommunicatorConfig orElse(CommunicatorConfig parent) {
     return values.isEmpty() ? parent : this;

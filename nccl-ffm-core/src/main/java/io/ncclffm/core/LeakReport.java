@@ -2,7 +2,6 @@ package io.ncclffm.core;
 
 import java.lang.ref.Cleaner;
 import java.util.concurrent.atomic.AtomicBoolean;
-import java.util.concurrent.atomic.AtomicLong;
 import org.jspecify.annotations.Nullable;
 
 /**
@@ -12,14 +11,8 @@ import org.jspecify.annotations.Nullable;
 final class LeakReport {
   private static final System.Logger LOG = System.getLogger("io.ncclffm");
   private static final Cleaner CLEANER = Cleaner.create();
-  private static final AtomicLong LEAKS = new AtomicLong();
 
   private LeakReport() {}
-
-  /** How many leaks were reported in this process. */
-  static long count() {
-    return LEAKS.get();
-  }
 
   /** Follows a handle until {@link Tracker#closed}. */
   static Tracker track(Object handle, String what) {
@@ -49,7 +42,6 @@ final class LeakReport {
     @Override
     public void run() {
       if (!closed.get()) {
-        LEAKS.incrementAndGet();
         LOG.log(
             System.Logger.Level.WARNING,
             "nccl-ffm: a " + what + " was dropped without close(); what it holds stays taken",

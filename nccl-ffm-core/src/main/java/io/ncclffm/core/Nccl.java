@@ -52,7 +52,8 @@ public final class Nccl {
   /**
    * Makes a communicator, runs a task with it, and ends it as befits: finalized and destroyed when
    * the task returns, aborted when it throws, so that the other ranks learn of it instead of
-   * waiting in a destroy. (A {@code close()} cannot see the exception.)
+   * waiting in a destroy. (A {@code close()} cannot see the exception.) The communicator is
+   * non-blocking unless the configuration says otherwise: only then can the waits have an end.
    *
    * @param timeout for becoming ready and for finalizing
    */
@@ -65,17 +66,19 @@ public final class Nccl {
       Duration timeout,
       CommunicatorTask<E> task)
       throws E {
-    Communicator communicator = Communicator.create(id, size, rank, device, config);
-    boolean done = false;
+    Communicator communicator =
+        Communicator.create(id, size, rank, device, config.nonBlockingUnlessSet());
     try {
       communicator.awaitReady(timeout);
       task.run(communicator);
       communicator.finalizeAndClose(timeout);
-      done = true;
-    } finally {
-      if (!done) {
+    } catch (Throwable t) {
+      try {
         communicator.abort();
+      } catch (RuntimeException e) {
+        t.addSuppressed(e);
       }
+      throw t;
     }
   }
 

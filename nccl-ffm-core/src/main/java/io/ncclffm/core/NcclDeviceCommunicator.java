@@ -75,7 +75,7 @@ public final class NcclDeviceCommunicator implements AutoCloseable {
     }
     closed = true;
     communicator.disown(this);
-    if (communicator.state() == Communicator.State.READY) {
+    if (communicator.endsResources()) {
       communicator.call("ncclDevCommDestroy", comm -> NcclH.ncclDevCommDestroy(comm, struct));
     }
   }

@@ -26,7 +26,8 @@ public class NcclException extends RuntimeException {
    */
   public static NcclException of(String operation, int resultCode, String where) {
     String last = NativeText.copy(NcclH.ncclGetLastError(MemorySegment.NULL));
-    NcclException made = new NcclException(operation, resultCode, where, last);
+    String detail = last.isEmpty() ? "" : "last NCCL warning in this process: " + last;
+    NcclException made = new NcclException(operation, resultCode, where, detail);
     FailureEvent.emit(made);
     return made;
   }
@@ -57,7 +58,7 @@ public class NcclException extends RuntimeException {
     return resultCode;
   }
 
-  /** Whether the communicator is lost: every result but {@code ncclInvalidArgument}. */
+  /** Whether NCCL calls the result fatal for its communicator: all but ncclInvalidArgument are. */
   public boolean isCommunicatorFatal() {
     return resultCode != INVALID_ARGUMENT;
   }

@@ -26,6 +26,7 @@ public final class NcclGroup {
   private final List<Communicator> members = new ArrayList<>();
   private final List<Communicator> pending = new ArrayList<>();
   private int depth;
+  private @Nullable Throwable firstTrouble;
 
   private NcclGroup() {}
 
@@ -94,8 +95,8 @@ public final class NcclGroup {
     @Nullable Throwable trouble = null;
     try {
       body.run();
-    } catch (RuntimeException | Error e) {
-      trouble = e;
+    } catch (Throwable t) { // also a checked one, which Scala and Kotlin let out of a Runnable
+      trouble = t;
     }
     depth--;
     rc = simulation == null ? NcclH.ncclGroupEnd() : NcclH.ncclGroupSimulateEnd(simulation);
@@ -108,21 +109,29 @@ public final class NcclGroup {
         trouble.addSuppressed(end);
       }
     }
+    // What an inner group failed with counts for the whole, also if the outer body has caught it.
+    if (firstTrouble == null) {
+      firstTrouble = trouble;
+    }
     if (depth == 0) {
       members.forEach(Communicator::releaseAfterGroup);
-      trouble = end(trouble, rc == IN_PROGRESS);
+      trouble = end(firstTrouble, rc == IN_PROGRESS);
+      firstTrouble = null;
       event.communicators = members.size();
       event.failed = trouble != null;
       event.commit();
       members.clear();
       pending.clear();
     }
-    if (trouble instanceof Error error) {
-      throw error;
-    }
     if (trouble != null) {
-      throw (RuntimeException) trouble;
+      NcclGroup.<RuntimeException>rethrow(trouble);
     }
+  }
+
+  /** Throws what the body threw as it is, also where the compiler does not expect it. */
+  @SuppressWarnings("unchecked")
+  private static <T extends Throwable> void rethrow(Throwable t) throws T {
+    throw (T) t;
   }
 
   /** Tells members and new communicators how it went. */
@@ -150,7 +159,7 @@ public final class NcclGroup {
   }
 
   /** Whether the calling thread is inside a group. */
-  static boolean isActive() {
+  public static boolean isActive() {
     return CURRENT.get().depth > 0;
   }
 

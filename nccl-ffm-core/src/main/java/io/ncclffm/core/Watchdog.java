@@ -126,6 +126,9 @@ final class Watchdog {
   }
 
   private void look() {
+    if (communicator.state() == Communicator.State.REVOKED) {
+      return; // its operations are ended, and a shrink may follow
+    }
     communicator.throwIfFailed();
     long now = System.nanoTime();
     synchronized (inFlight) {
