@@ -74,6 +74,7 @@ class LifecycleTest {
     assertTrue(now <= most, folder + " has " + now + " entries, expected " + most + " at most");
   }
 
+  // Rows 14 and 15 of the table of known faults: clean-up while the process ends.
   @ParameterizedTest
   @ValueSource(strings = {"idle", "pending"})
   void jvmEndsWithEverythingOpen(String work) throws Exception {

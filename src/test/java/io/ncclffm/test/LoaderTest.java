@@ -21,7 +21,7 @@ import org.junit.jupiter.params.provider.ValueSource;
 /**
  * What the loader says when there is nothing, or the wrong thing, to load. Loading happens once per
  * process, so every case has a JVM of its own; copies of the CPU backend play all libraries. Row
- * numbers are those of the table of known faults of JVM bindings that this project keeps.
+ * numbers are those of the table of known faults of JVM bindings in docs/known-faults.md.
  */
 class LoaderTest {
   private static final Duration TIMEOUT = Duration.ofMinutes(1);

@@ -26,7 +26,7 @@ import org.junit.jupiter.params.provider.ValueSource;
  * Libraries older than the bindings: what they have works, what they lack is refused with a text
  * that tells which version has it, which one is loaded and from where. Rows 20 (the older library
  * is the first on the path) and 21 (a missing symbol is reported, not the version) of the table of
- * known bugs in bindings. Each library has a JVM of its own.
+ * known faults. Each library has a JVM of its own.
  */
 class OldLibraryTest {
   private static final Duration TIMEOUT = Duration.ofMinutes(1);
@@ -96,7 +96,7 @@ class OldLibraryTest {
     }
   }
 
-  /** Table row 20: the older libnccl.so.2 comes first, with a newer one further on. */
+  /** Row 20: the older libnccl.so.2 comes first, with a newer one further on. */
   @Test
   void olderLibraryFirstOnThePath() throws Exception {
     Path first = Files.createDirectories(folder.resolve("old"));

@@ -82,7 +82,7 @@ class RegistrationTest {
     }
   }
 
-  // Rows 1 and 18 of the table of known faults: every handle is given back once.
+  // Rows 1, 18 and 32 of the table of known faults: every handle is given back once.
   @ParameterizedTest
   @EnumSource(Closing.class)
   void registrationsMayBeClosedInAnyOrderAndTwice(Closing order) {

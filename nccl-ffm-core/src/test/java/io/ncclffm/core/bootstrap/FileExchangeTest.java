@@ -164,7 +164,7 @@ class FileExchangeTest {
     assertNothingIsLeft();
   }
 
-  /** Row 29 of the bug table, as for TCP. */
+  /** Row 29 of the table of known faults, as for TCP. */
   @Test
   void missingRanksAreNamedOnRankZeroAndOnTheOthers() throws Exception {
     Future<byte[]> one = start(1, 4, LONG);

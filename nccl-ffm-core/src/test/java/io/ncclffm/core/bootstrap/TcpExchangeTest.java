@@ -204,7 +204,9 @@ class TcpExchangeTest {
     TestRanks.result(served);
   }
 
-  /** Row 29 of the bug table: a peer that never comes ends in a message, not in a hang. */
+  /**
+   * Row 29 of the table of known faults: a peer that never comes ends in a message, not in a hang.
+   */
   @Test
   void missingRanksAreNamedOnRankZeroAndOnThoseThatCame() throws Exception {
     StoreServer server = listen(6);
