@@ -130,17 +130,17 @@ NCCLFFM_API int ncclFfmFusedScaleAllReduceSqrt(const ncclFfmDevComm *comm, float
                                                void *stream);
 
 /* Stores a pattern to [offset, offset + bytes) of a window, by ordinary stores of a kernel, the widest that the
- * addresses allow. The byte at offset o is a function of seed and o alone, so a seed of its own for each (writer,
- * reader) makes every value tell where it came from. 0 bytes do nothing. A range that is not in the window, or a window
- * that is none (base NULL with bytes > 0, end beyond the address space), is ncclInvalidArgument. The struct is read
- * during the call only. Asynchronous on the stream. */
+ * addresses allow. The byte at offset o is a function of seed and o alone; the eight bytes from a multiple of 8 on are
+ * different for each such offset and for each seed, so a seed for each (writer, reader) tells where a value belongs. 0
+ * bytes do nothing. A window that is none (base NULL, end beyond the address space) or a range that is not in it is
+ * ncclInvalidArgument. The struct is read during the call only. Asynchronous on the stream. */
 NCCLFFM_API int ncclFfmLsaWritePattern(const ncclLsaWindow *window, uint64_t offset, uint64_t bytes, uint64_t seed,
                                        void *stream);
 
 /* Loads [offset, offset + bytes) likewise and lowers *firstBad to the smallest offset in the window whose byte is not
- * that of ncclFfmLsaWritePattern. firstBad is 8-byte aligned memory that this device can write, in the host's so that
- * the host reads the answer after the stream; the caller sets it to UINT64_MAX, which says that all are right. Several
- * checks may share it. Whether the writer's stores have happened before is the caller's affair. */
+ * that of ncclFfmLsaWritePattern. firstBad is 8-byte aligned and mapped for the device: host-mapped pinned memory, so
+ * that the host reads the answer after the stream. The caller sets it to UINT64_MAX, which then says that all bytes are
+ * right. Checks of one device may share it. Whether the writer's stores have happened before is the caller's affair. */
 NCCLFFM_API int ncclFfmLsaCheckPattern(const ncclLsaWindow *window, uint64_t offset, uint64_t bytes, uint64_t seed,
                                        uint64_t *firstBad, void *stream);
 
