@@ -77,15 +77,7 @@ TEST(unregisteringWaitsForWhatUsesTheMemory) {
   Gate gate;
   CUDA_OK(cudaLaunchHostFunc(stream, Gate::waitAt, &gate));
   CUDA_OK(cudaMemcpyAsync(memory.data(), there, memory.size(), cudaMemcpyDeviceToHost, stream));
-  std::atomic<bool> returned{false};
-  std::thread unregister([&] {
-    CUDA_OK(cudaHostUnregister(memory.data()));
-    returned = true;
-  });
-  CHECK_EQ(cudaStreamQuery(stream), cudaErrorNotReady);
-  CHECK(!returned.load());
-  gate.open();
-  unregister.join();
+  CHECK(waitsForGate(&gate, [&] { CUDA_OK(cudaHostUnregister(memory.data())); }));
   CUDA_OK(cudaStreamQuery(stream));
   CHECK_EQ(memory[99], '\0');
   CUDA_OK(cudaStreamDestroy(stream));
