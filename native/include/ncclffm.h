@@ -20,7 +20,7 @@ extern "C" {
 #endif
 
 /* Grows with every incompatible change of this file; Java refuses a shim that reports another. */
-#define NCCLFFM_ABI_VERSION 1
+#define NCCLFFM_ABI_VERSION 2
 
 #define NCCLFFM_DEVCOMM_MAGIC 0x4e464443u /* "NFDC" */
 
@@ -71,6 +71,21 @@ typedef struct ncclFfmDevComm {
   ncclFfmStatus *status; /* device pointer to host-mapped memory */
 } ncclFfmDevComm;
 
+/* Memory that kernels of this rank load from and store to: part of a peer's, or of this rank's own that a peer reaches.
+ * Every address in it is base + offset, and a protocol's offset is the same on both sides. Java fills it. */
+typedef struct ncclLsaWindow {
+  void *base; /* of byte 0, as mapped here */
+  uint64_t bytes;
+  void *handle; /* the ncclWindow_t where NCCL mapped the memory, else NULL; the shim does not look at it */
+} ncclLsaWindow;
+
+/* The windows of one rank towards its two neighbours on the ring of ranks: x the previous one, y the next one. Index 0
+ * is inbound: local memory that the neighbour writes. Index 1 is outbound: the neighbour's memory as mapped here. */
+typedef struct ncclLsa {
+  ncclLsaWindow x[2];
+  ncclLsaWindow y[2];
+} ncclLsa;
+
 /* One row of the layout table; field "" is the struct itself. */
 typedef struct ncclFfmLayout {
   const char *structName;
@@ -113,6 +128,21 @@ NCCLFFM_API int ncclFfmAllReduce(const ncclFfmDevComm *comm, const void *sendbuf
  * ncclFfmAllReduce. */
 NCCLFFM_API int ncclFfmFusedScaleAllReduceSqrt(const ncclFfmDevComm *comm, float *buff, size_t count, float a, float b,
                                                void *stream);
+
+/* Stores a pattern to [offset, offset + bytes) of a window, by ordinary stores of a kernel, the widest that the
+ * addresses allow. The byte at offset o is a function of seed and o alone; the eight bytes from a multiple of 8 on are
+ * different for each such offset and for each seed, so a seed for each (writer, reader) tells where a value belongs. 0
+ * bytes do nothing. A window that is none (base NULL, end beyond the address space) or a range that is not in it is
+ * ncclInvalidArgument. The struct is read during the call only. Asynchronous on the stream. */
+NCCLFFM_API int ncclFfmLsaWritePattern(const ncclLsaWindow *window, uint64_t offset, uint64_t bytes, uint64_t seed,
+                                       void *stream);
+
+/* Loads [offset, offset + bytes) likewise and lowers *firstBad to the smallest offset in the window whose byte is not
+ * that of ncclFfmLsaWritePattern. firstBad is 8-byte aligned and mapped for the device: host-mapped pinned memory, so
+ * that the host reads the answer after the stream. The caller sets it to UINT64_MAX, which then says that all bytes are
+ * right. Checks of one device may share it. Whether the writer's stores have happened before is the caller's affair. */
+NCCLFFM_API int ncclFfmLsaCheckPattern(const ncclLsaWindow *window, uint64_t offset, uint64_t bytes, uint64_t seed,
+                                       uint64_t *firstBad, void *stream);
 
 #endif /* __CUDACC_RTC__ */
 

@@ -8,12 +8,17 @@
 #include <vector>
 
 #include "../include/ncclffm/impl/all_reduce.h"
+#include "../include/ncclffm/lsa.h"
 
 namespace ncclffm::shim {
 namespace {
 
 // Threads of one block take one LL line each up to this many elements; more blocks than that would only add latency.
 constexpr size_t kElementsPerBlock = 1024;
+
+// Four vectors for each thread of a block, and never more blocks than keep a link busy.
+constexpr uint64_t kPatternBytesPerBlock = 32 << 10;
+constexpr int kMostPatternBlocks = 256;
 
 // Bounds what ncclFfmGetWindowBytes multiplies: far beyond any machine, far below 64 bits.
 constexpr int kMaxRanks = 1 << 16;
@@ -87,6 +92,27 @@ int checkAndLaunch(const char *operation, const ncclFfmDevComm *comm, Launch lau
   return launched(operation, shim::launch(launch));
 }
 
+int checkAndLaunchPattern(const char *operation, PatternLaunch launch, const ncclLsaWindow *window) {
+  if (window == nullptr) return failed(ncclInvalidArgument, "%s: window is null", operation);
+  if (!isLsaWindow(*window)) {
+    return failed(ncclInvalidArgument,
+                  "%s: window has base %p and %" PRIu64
+                  " bytes: it must have an address and end within the address space",
+                  operation, window->base, window->bytes);
+  }
+  if (lsaAddress(*window, launch.offset, launch.bytes) == nullptr) {
+    return failed(ncclInvalidArgument,
+                  "%s: %" PRIu64 " bytes at offset %" PRIu64 " are not all in the window of %" PRIu64 " bytes",
+                  operation, launch.bytes, launch.offset, window->bytes);
+  }
+  if (launch.bytes == 0) return ncclSuccess;
+  launch.window = *window;
+  uint64_t blocks = launch.bytes / kPatternBytesPerBlock + (launch.bytes % kPatternBytesPerBlock != 0);
+  uint64_t most = static_cast<uint64_t>(std::min(kMostPatternBlocks, shim::maxBlocks()));
+  launch.blocks = static_cast<int>(std::min(blocks, most));
+  return launched(operation, shim::launch(launch));
+}
+
 std::vector<ncclFfmLayout> makeLayouts() {
 #define STRUCT(type) {#type, "", 0, sizeof(type)}
 #define FIELD(type, field) {#type, #field, offsetof(type, field), sizeof(type::field)}
@@ -116,6 +142,13 @@ std::vector<ncclFfmLayout> makeLayouts() {
       FIELD(ncclFfmDevComm, channels),
       FIELD(ncclFfmDevComm, peers),
       FIELD(ncclFfmDevComm, status),
+      STRUCT(ncclLsaWindow),
+      FIELD(ncclLsaWindow, base),
+      FIELD(ncclLsaWindow, bytes),
+      FIELD(ncclLsaWindow, handle),
+      STRUCT(ncclLsa),
+      FIELD(ncclLsa, x),
+      FIELD(ncclLsa, y),
       STRUCT(ncclFfmLayout),
       FIELD(ncclFfmLayout, structName),
       FIELD(ncclFfmLayout, fieldName),
@@ -203,4 +236,17 @@ int ncclFfmFusedScaleAllReduceSqrt(const ncclFfmDevComm *comm, float *buff, size
                                    void *stream) {
   return checkAndLaunch("ncclFfmFusedScaleAllReduceSqrt", comm,
                         {ncclFfmFunctionFusedScaleAllReduceSqrt, {}, 0, buff, buff, count, a, b, stream});
+}
+
+int ncclFfmLsaWritePattern(const ncclLsaWindow *window, uint64_t offset, uint64_t bytes, uint64_t seed, void *stream) {
+  return checkAndLaunchPattern("ncclFfmLsaWritePattern", {{}, offset, bytes, seed, nullptr, 0, stream}, window);
+}
+
+int ncclFfmLsaCheckPattern(const ncclLsaWindow *window, uint64_t offset, uint64_t bytes, uint64_t seed,
+                           uint64_t *firstBad, void *stream) {
+  if (firstBad == nullptr || reinterpret_cast<uintptr_t>(firstBad) % alignof(uint64_t) != 0) {
+    return failed(ncclInvalidArgument, "ncclFfmLsaCheckPattern: firstBad is %p, it must be an 8-byte aligned address",
+                  static_cast<void *>(firstBad));
+  }
+  return checkAndLaunchPattern("ncclFfmLsaCheckPattern", {{}, offset, bytes, seed, firstBad, 0, stream}, window);
 }

@@ -23,10 +23,23 @@ struct Launch {
   void *stream;
 };
 
+/// A launch of ncclFfmLsaWritePattern, or of ncclFfmLsaCheckPattern where firstBad is not null, with checked arguments;
+/// bytes is at least 1.
+struct PatternLaunch {
+  ncclLsaWindow window;
+  uint64_t offset;
+  uint64_t bytes;
+  uint64_t seed;
+  uint64_t *firstBad;
+  int blocks;
+  void *stream;
+};
+
 /// What a backend's function reports: "" for success, otherwise why the launch was refused.
 using Failure = std::string;
 
 Failure launch(const Launch &launch);
+Failure launch(const PatternLaunch &launch);
 
 /// See ncclFfmPrime.
 Failure prime(void *stream);

@@ -68,6 +68,13 @@ NCCLFFM_DEVICE uint32_t compareAndSwapRelaxedGpu(uint32_t *address, uint32_t exp
   return old;
 }
 
+// *address = min(*address, value). At GPU scope even where the host reads the result: no CUDA device promises more for
+// memory behind PCIe, and the end of the kernel publishes it.
+NCCLFFM_DEVICE void minRelaxedGpu(uint64_t *address, uint64_t value) {
+  asm volatile("red.relaxed.gpu.global.min.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(address)), "l"(value)
+               : "memory");
+}
+
 // One 16-byte access, of two 8-byte elements: PTX promises that an element is whole, never that the vector is.
 NCCLFFM_DEVICE LLLine loadLineRelaxedSys(const LLLine *address) {
   LLLine line;
@@ -131,6 +138,13 @@ NCCLFFM_DEVICE uint64_t fetchOrRelaxedGpu(uint64_t *address, uint64_t bits) {
 NCCLFFM_DEVICE uint32_t compareAndSwapRelaxedGpu(uint32_t *address, uint32_t expected, uint32_t desired) {
   __atomic_compare_exchange_n(address, &expected, desired, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
   return expected;
+}
+
+NCCLFFM_DEVICE void minRelaxedGpu(uint64_t *address, uint64_t value) {
+  uint64_t now = __atomic_load_n(address, __ATOMIC_RELAXED);
+  NCCLFFM_STALL();
+  while (value < now && !__atomic_compare_exchange_n(address, &now, value, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  }
 }
 
 NCCLFFM_DEVICE LLLine loadLineRelaxedSys(const LLLine *address) {

@@ -5,5 +5,6 @@
 
 #include "collectives.h"
 #include "fused.h"
+#include "lsa.h"
 
 #endif  // NCCLFFM_DEVICE_H_

@@ -16,9 +16,16 @@ enum cudaError_t : int {
   cudaErrorInitializationError = 3,
   cudaErrorInvalidMemcpyDirection = 21,
   cudaErrorInvalidDevice = 101,
+  cudaErrorDeviceUninitialized = 201,
+  cudaErrorMapBufferObjectFailed = 205,
+  cudaErrorPeerAccessUnsupported = 217,
   cudaErrorInvalidResourceHandle = 400,
   cudaErrorNotReady = 600,
   cudaErrorIllegalAddress = 700,
+  cudaErrorPeerAccessAlreadyEnabled = 704,
+  cudaErrorPeerAccessNotEnabled = 705,
+  cudaErrorHostMemoryAlreadyRegistered = 712,
+  cudaErrorHostMemoryNotRegistered = 713,
   cudaErrorLaunchFailure = 719,
   cudaErrorNotPermitted = 800,
   cudaErrorNotSupported = 801,
@@ -46,7 +53,17 @@ enum cudaDeviceAttr : int {
   cudaDevAttrUnifiedAddressing = 41,
   cudaDevAttrComputeCapabilityMajor = 75,
   cudaDevAttrComputeCapabilityMinor = 76,
-  cudaDevAttrCooperativeLaunch = 95
+  cudaDevAttrCanUseHostPointerForRegisteredMem = 91,
+  cudaDevAttrCooperativeLaunch = 95,
+  cudaDevAttrHostRegisterSupported = 99
+};
+
+enum cudaDeviceP2PAttr : int {
+  cudaDevP2PAttrPerformanceRank = 1,
+  cudaDevP2PAttrAccessSupported = 2,
+  cudaDevP2PAttrNativeAtomicSupported = 3,
+  cudaDevP2PAttrCudaArrayAccessSupported = 4,
+  cudaDevP2PAttrOnlyPartialNativeAtomicSupported = 5
 };
 
 constexpr unsigned int cudaStreamDefault = 0;
@@ -54,6 +71,14 @@ constexpr unsigned int cudaStreamNonBlocking = 1;
 constexpr unsigned int cudaEventDefault = 0;
 constexpr unsigned int cudaEventBlockingSync = 1;
 constexpr unsigned int cudaEventDisableTiming = 2;
+constexpr unsigned int cudaHostAllocPortable = 1;
+constexpr unsigned int cudaHostAllocMapped = 2;
+constexpr unsigned int cudaHostAllocWriteCombined = 4;
+constexpr unsigned int cudaHostRegisterPortable = 1;
+constexpr unsigned int cudaHostRegisterMapped = 2;
+constexpr unsigned int cudaHostRegisterIoMemory = 4;
+constexpr unsigned int cudaHostRegisterReadOnly = 8;
+constexpr unsigned int cudaIpcMemLazyEnablePeerAccess = 1;
 
 typedef struct CUstream_st *cudaStream_t;
 typedef struct CUevent_st *cudaEvent_t;
@@ -65,6 +90,10 @@ struct cudaPointerAttributes {
   void *devicePointer;
   void *hostPointer;
   long reserved[8];
+};
+
+struct cudaIpcMemHandle_t {
+  char reserved[64];
 };
 
 struct cudaDeviceProp {

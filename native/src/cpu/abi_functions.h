@@ -18,18 +18,33 @@ NCCLFFM_EXPORT cudaError_t cudaDeviceSynchronize(void);
 NCCLFFM_EXPORT cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device);
 NCCLFFM_EXPORT cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int device);
 NCCLFFM_EXPORT cudaError_t cudaMemGetInfo(size_t *free, size_t *total);
+NCCLFFM_EXPORT cudaError_t cudaDeviceCanAccessPeer(int *canAccess, int device, int peer);
+NCCLFFM_EXPORT cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned int flags);
+NCCLFFM_EXPORT cudaError_t cudaDeviceDisablePeerAccess(int peer);
+NCCLFFM_EXPORT cudaError_t cudaDeviceGetP2PAttribute(int *value, cudaDeviceP2PAttr attribute, int device, int peer);
+NCCLFFM_EXPORT cudaError_t cudaDeviceGetPCIBusId(char *id, int length, int device);
+NCCLFFM_EXPORT cudaError_t cudaDeviceGetByPCIBusId(int *device, const char *id);
 
 NCCLFFM_EXPORT cudaError_t cudaMalloc(void **pointer, size_t bytes);
 NCCLFFM_EXPORT cudaError_t cudaFree(void *pointer);
 NCCLFFM_EXPORT cudaError_t cudaHostAlloc(void **pointer, size_t bytes, unsigned int flags);
 NCCLFFM_EXPORT cudaError_t cudaFreeHost(void *pointer);
+NCCLFFM_EXPORT cudaError_t cudaHostRegister(void *pointer, size_t bytes, unsigned int flags);
+NCCLFFM_EXPORT cudaError_t cudaHostUnregister(void *pointer);
+NCCLFFM_EXPORT cudaError_t cudaHostGetFlags(unsigned int *flags, void *host);
 NCCLFFM_EXPORT cudaError_t cudaHostGetDevicePointer(void **device, void *host, unsigned int flags);
 NCCLFFM_EXPORT cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind);
 NCCLFFM_EXPORT cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
                                            cudaStream_t stream);
+NCCLFFM_EXPORT cudaError_t cudaMemcpyPeerAsync(void *to, int toDevice, const void *from, int fromDevice, size_t bytes,
+                                               cudaStream_t stream);
 NCCLFFM_EXPORT cudaError_t cudaMemset(void *pointer, int value, size_t bytes);
 NCCLFFM_EXPORT cudaError_t cudaMemsetAsync(void *pointer, int value, size_t bytes, cudaStream_t stream);
 NCCLFFM_EXPORT cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *attributes, const void *pointer);
+
+NCCLFFM_EXPORT cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *handle, void *pointer);
+NCCLFFM_EXPORT cudaError_t cudaIpcOpenMemHandle(void **pointer, cudaIpcMemHandle_t handle, unsigned int flags);
+NCCLFFM_EXPORT cudaError_t cudaIpcCloseMemHandle(void *pointer);
 
 NCCLFFM_EXPORT cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned int flags);
 NCCLFFM_EXPORT cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned int flags, int priority);

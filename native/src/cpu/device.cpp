@@ -9,6 +9,7 @@
 #include "error.h"
 #include "heap.h"
 #include "stream.h"
+#include "topology.h"
 
 namespace ncclffm::cpu {
 
@@ -139,7 +140,9 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int dev
       case cudaDevAttrCanMapHostMemory:
       case cudaDevAttrConcurrentKernels:
       case cudaDevAttrUnifiedAddressing:
+      case cudaDevAttrCanUseHostPointerForRegisteredMem:
       case cudaDevAttrCooperativeLaunch:
+      case cudaDevAttrHostRegisterSupported:
         *value = 1;
         return cudaSuccess;
       case cudaDevAttrComputeCapabilityMajor:
@@ -163,6 +166,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int device) {
     }
     *properties = cudaDeviceProp();
     std::snprintf(properties->name, sizeof(properties->name), "nccl-ffm CPU backend, emulated device %d", device);
+    fillUuid(device, properties->uuid);
     properties->totalGlobalMem = Heap::instance().bytes();
     return cudaSuccess;
   });

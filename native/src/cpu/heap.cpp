@@ -61,7 +61,7 @@ void *Heap::allocate(int device, uint64_t bytes, uint64_t alignment, AllocatedBy
     if (offset + reserved > to) {
       continue;
     }
-    used_[offset] = Block{Allocation{offset, bytes, device, by}, reserved};
+    used_[offset] = Block{Allocation{offset, bytes, device, by, ++allocations_}, reserved};
     free_.erase(range);
     if (offset > from) {
       free_[from] = offset - from;

@@ -20,6 +20,7 @@ struct Allocation {
   uint64_t bytes;   // as asked for
   int device;
   AllocatedBy by;
+  uint64_t serial;  // counts the allocations of this process
 };
 
 /// Thread-safe. Addresses are cut first fit and returned to the system page by page when freed.
@@ -58,6 +59,7 @@ class Heap {
     uint64_t reserved;  // bytes taken from the heap
   };
   std::map<uint64_t, Block> used_;  // by offset
+  uint64_t allocations_ = 0;        // so far
 };
 
 }  // namespace ncclffm::cpu

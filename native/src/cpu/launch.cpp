@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "../../include/ncclffm/device.h"
+#include "../../include/ncclffm/impl/lsa_pattern.h"
 #include "../shim.h"
 #include "abi.h"
 #include "layouts.h"
@@ -24,13 +25,25 @@ void runBlock(const Launch &launch, int block) {
   }
 }
 
+void runBlock(const PatternLaunch &launch, int block) {
+  if (launch.firstBad == nullptr) {
+    writeLsaPattern(CoopBlock(), block, launch.blocks, launch.window, launch.offset, launch.bytes, launch.seed);
+  } else {
+    checkLsaPattern(CoopBlock(), block, launch.blocks, launch.window, launch.offset, launch.bytes, launch.seed,
+                    launch.firstBad);
+  }
+}
+
 // If not every block gets its thread, the stream has failed; the blocks that did start end with their peers or at the
 // deadline.
-cudaError_t runBlocks(const Launch &launch) {
+template <class AnyLaunch>
+cudaError_t runBlocks(const AnyLaunch &launch) {
   std::vector<std::thread> others;
   cudaError_t result = cudaSuccess;
   try {
-    for (int block = 1; block < launch.blocks; ++block) others.emplace_back(runBlock, std::cref(launch), block);
+    for (int block = 1; block < launch.blocks; ++block) {
+      others.emplace_back([&launch, block] { runBlock(launch, block); });
+    }
   } catch (const std::exception &) {
     result = cudaErrorLaunchFailure;
   }
@@ -51,13 +64,19 @@ Failure launch(const Launch &launch) {
   return enqueued(cpu::enqueue(static_cast<cudaStream_t>(launch.stream), [launch] { return runBlocks(launch); }));
 }
 
+Failure launch(const PatternLaunch &launch) {
+  return enqueued(cpu::enqueue(static_cast<cudaStream_t>(launch.stream), [launch] { return runBlocks(launch); }));
+}
+
 // Nothing is loaded at a first launch here; but a stream that would refuse one says so now.
 Failure prime(void *stream) {
   return enqueued(cpu::enqueue(static_cast<cudaStream_t>(stream), [] { return cudaSuccess; }));
 }
 
 // A block is a thread that shares the processors with every other rank's: two show that blocks do run side by side.
-int maxBlocks() { return 2; }
+int maxBlocks() {
+  return 2;
+}
 
 const char *buildInfo() {
   return "cpu, compiler " __VERSION__ ", for development: a block is one host thread";

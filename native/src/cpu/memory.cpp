@@ -1,15 +1,14 @@
-// Device and pinned host memory, copies and fills.
+// Device memory, copies and fills.
 #include "memory.h"
 
-#include <cstdlib>
 #include <cstring>
-#include <map>
-#include <mutex>
 
 #include "abi.h"
 #include "device.h"
 #include "error.h"
 #include "heap.h"
+#include "ipc.h"
+#include "pinned.h"
 #include "process.h"
 #include "stream.h"
 
@@ -18,21 +17,6 @@ namespace ncclffm::cpu {
 namespace {
 
 constexpr uint64_t kPage = 4096;
-
-struct PinnedBlock {
-  uint64_t bytes;
-  int device;  // current when it was allocated
-};
-
-struct PinnedTable {
-  std::mutex mutex;
-  std::map<uintptr_t, PinnedBlock> blocks;  // by address
-};
-
-PinnedTable &pinned() {
-  static auto *table = new PinnedTable;  // leaked, as every table of the backend
-  return *table;
-}
 
 enum class Residence { kDevice, kPinned, kPageable, kBadRange };
 
@@ -52,19 +36,16 @@ Place locate(const void *pointer, uint64_t bytes) {
     const bool inside = bytes <= allocation->offset + allocation->bytes - start;
     return {inside ? Residence::kDevice : Residence::kBadRange, allocation->device};
   }
+  if (const std::optional<IpcMemory> memory = findIpcMemory(pointer)) {
+    const auto start = static_cast<uint64_t>(static_cast<const char *>(pointer) - memory->base);
+    return {bytes <= memory->bytes - start ? Residence::kDevice : Residence::kBadRange, memory->device};
+  }
   if (Mapping::anyContains(pointer, bytes)) {
     return {Residence::kDevice, currentDevice()};  // a peer process's memory, reached through a window
   }
-  const auto address = reinterpret_cast<uintptr_t>(pointer);
-  std::lock_guard<std::mutex> lock(pinned().mutex);
-  auto next = pinned().blocks.upper_bound(address);
-  if (next != pinned().blocks.begin()) {
-    const auto &block = *std::prev(next);
-    const uint64_t start = address - block.first;
-    if (start < block.second.bytes) {
-      const bool inside = bytes <= block.second.bytes - start;
-      return {inside ? Residence::kPinned : Residence::kBadRange, block.second.device};
-    }
+  if (const std::optional<PinnedBlock> block = findPinned(pointer)) {
+    const uint64_t start = reinterpret_cast<uintptr_t>(pointer) - block->start;
+    return {bytes <= block->bytes - start ? Residence::kPinned : Residence::kBadRange, block->device};
   }
   return {Residence::kPageable, 0};
 }
@@ -140,6 +121,11 @@ cudaError_t release(void *pointer) {
 
 }  // namespace
 
+bool isDeviceMemory(const void *pointer) {
+  const Residence residence = locate(pointer, 1).residence;
+  return residence == Residence::kDevice || residence == Residence::kBadRange;
+}
+
 bool isDeviceVisible(const void *pointer, uint64_t bytes) {
   const Residence residence = locate(pointer, bytes).residence;
   return residence == Residence::kDevice || residence == Residence::kPinned;
@@ -175,61 +161,6 @@ ncclResult_t ncclMemFree(void *pointer) {
     return error == cudaSuccess ? ncclSuccess
                                 : failNccl(ncclUnhandledCudaError, format("ncclMemFree: %p is not an allocation (%s)",
                                                                           pointer, cudaGetErrorName(error)));
-  });
-}
-
-cudaError_t cudaHostAlloc(void **pointer, size_t bytes, unsigned int) {
-  return guardCuda([&] {
-    if (pointer == nullptr) {
-      return cudaErrorInvalidValue;
-    }
-    *pointer = nullptr;
-    if (bytes == 0) {
-      return cudaSuccess;
-    }
-    void *memory = nullptr;
-    if (posix_memalign(&memory, kPage, bytes) != 0) {
-      return cudaErrorMemoryAllocation;
-    }
-    std::lock_guard<std::mutex> lock(pinned().mutex);
-    pinned().blocks[reinterpret_cast<uintptr_t>(memory)] = {bytes, currentDevice()};
-    *pointer = memory;
-    return cudaSuccess;
-  });
-}
-
-// Waits for the device that was current at the allocation, as CUDA does, so that no copy still uses the memory.
-cudaError_t cudaFreeHost(void *pointer) {
-  return guardCuda([&] {
-    if (pointer == nullptr) {
-      return cudaSuccess;
-    }
-    const Place place = locate(pointer, 1);
-    if (place.residence != Residence::kPinned) {
-      return cudaErrorInvalidValue;
-    }
-    if (onStreamWorker()) {
-      return cudaErrorNotPermitted;
-    }
-    (void)synchronizeDevice(place.device);
-    {
-      std::lock_guard<std::mutex> lock(pinned().mutex);
-      if (pinned().blocks.erase(reinterpret_cast<uintptr_t>(pointer)) == 0) {
-        return cudaErrorInvalidValue;
-      }
-    }
-    std::free(pointer);
-    return cudaSuccess;
-  });
-}
-
-cudaError_t cudaHostGetDevicePointer(void **device, void *host, unsigned int flags) {
-  return guardCuda([&] {
-    if (device == nullptr || flags != 0 || locate(host, 1).residence != Residence::kPinned) {
-      return cudaErrorInvalidValue;
-    }
-    *device = host;
-    return cudaSuccess;
   });
 }
 

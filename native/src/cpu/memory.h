@@ -6,6 +6,9 @@
 
 namespace ncclffm::cpu {
 
+/// Whether the address is one of device memory, in an allocation or not.
+bool isDeviceMemory(const void *pointer);
+
 /// Whether a range is device memory or pinned host memory, within one allocation.
 bool isDeviceVisible(const void *pointer, uint64_t bytes);
 

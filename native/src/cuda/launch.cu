@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "../../include/ncclffm/device.h"
+#include "../../include/ncclffm/impl/lsa_pattern.h"
 #include "../shim.h"
 
 namespace ncclffm::shim {
@@ -24,6 +25,17 @@ __global__ void __launch_bounds__(kThreadsPerBlock, kBlocksPerSm)
     scaleAllReduceSqrtKernel(const __grid_constant__ ncclFfmDevComm comm, float *buff, size_t count, float a, float b) {
   fusedAllReduceKernel(CoopBlock(), comm, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x),
                        ncclFfmFunctionFusedScaleAllReduceSqrt, buff, buff, count, ScaleAdd{a, b}, SqrtAbs());
+}
+
+__global__ void __launch_bounds__(kThreadsPerBlock, kBlocksPerSm)
+    writeLsaPatternKernel(ncclLsaWindow window, uint64_t offset, uint64_t bytes, uint64_t seed) {
+  writeLsaPattern(CoopBlock(), static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x), window, offset, bytes, seed);
+}
+
+__global__ void __launch_bounds__(kThreadsPerBlock, kBlocksPerSm)
+    checkLsaPatternKernel(ncclLsaWindow window, uint64_t offset, uint64_t bytes, uint64_t seed, uint64_t *firstBad) {
+  checkLsaPattern(CoopBlock(), static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x), window, offset, bytes, seed,
+                  firstBad);
 }
 
 Failure lastLaunch(const char *kernel) {
@@ -49,16 +61,36 @@ Failure launch(const Launch &launch) {
   return lastLaunch("scaleAllReduceSqrtKernel");
 }
 
+Failure launch(const PatternLaunch &launch) {
+  cudaStream_t stream = static_cast<cudaStream_t>(launch.stream);
+  if (launch.firstBad == nullptr) {
+    writeLsaPatternKernel<<<launch.blocks, kThreadsPerBlock, 0, stream>>>(launch.window, launch.offset, launch.bytes,
+                                                                          launch.seed);
+    return lastLaunch("writeLsaPatternKernel");
+  }
+  checkLsaPatternKernel<<<launch.blocks, kThreadsPerBlock, 0, stream>>>(launch.window, launch.offset, launch.bytes,
+                                                                        launch.seed, launch.firstBad);
+  return lastLaunch("checkLsaPatternKernel");
+}
+
 Failure prime(void *stream) {
   cudaStream_t on = static_cast<cudaStream_t>(stream);
   allReduceKernel<<<1, kThreadsPerBlock, 0, on>>>(ncclFfmDevComm{}, nullptr, nullptr, 0);
   Failure failure = lastLaunch("allReduceKernel");
   if (!failure.empty()) return failure;
   scaleAllReduceSqrtKernel<<<1, kThreadsPerBlock, 0, on>>>(ncclFfmDevComm{}, nullptr, 0, 0, 0);
-  return lastLaunch("scaleAllReduceSqrtKernel");
+  failure = lastLaunch("scaleAllReduceSqrtKernel");
+  if (!failure.empty()) return failure;
+  writeLsaPatternKernel<<<1, kThreadsPerBlock, 0, on>>>(ncclLsaWindow{}, 0, 0, 0);
+  failure = lastLaunch("writeLsaPatternKernel");
+  if (!failure.empty()) return failure;
+  checkLsaPatternKernel<<<1, kThreadsPerBlock, 0, on>>>(ncclLsaWindow{}, 0, 0, 0, nullptr);
+  return lastLaunch("checkLsaPatternKernel");
 }
 
-int maxBlocks() { return std::numeric_limits<int>::max(); }
+int maxBlocks() {
+  return std::numeric_limits<int>::max();
+}
 
 const char *buildInfo() {
   return "cuda, nvcc " NCCLFFM_TEXT(__CUDACC_VER_MAJOR__) "." NCCLFFM_TEXT(__CUDACC_VER_MINOR__) "." NCCLFFM_TEXT(

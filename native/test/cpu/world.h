@@ -3,6 +3,7 @@
 #define NCCLFFM_TEST_CPU_WORLD_H_
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <functional>
 #include <mutex>
@@ -90,6 +91,24 @@ class Gate {
   std::condition_variable changed_;
   bool open_ = false;
 };
+
+/// Whether call, on a thread of its own, waits for work that waits at the gate: it gets 200 ms to return too early
+/// before the gate is opened.
+inline bool waitsForGate(Gate *gate, const std::function<void()> &call) {
+  std::atomic<bool> returned{false};
+  std::thread thread([&] {
+    call();
+    returned = true;
+  });
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(200);
+  while (!returned.load() && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::yield();
+  }
+  const bool waited = !returned.load();
+  gate->open();
+  thread.join();
+  return waited;
+}
 
 template <class T>
 T *deviceArray(size_t count) {

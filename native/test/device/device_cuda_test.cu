@@ -392,6 +392,62 @@ void secondCollectiveOnABusyChannelIsRefused() {
   CUDA(cudaStreamDestroy(other));
 }
 
+// Every rank writes a part of its own into every rank's memory, at any alignment; each checks what it was given, then
+// with two bytes wrong. The words that the checks answer in are pinned host memory.
+void patternsBetweenAllRanksAreFoundWhereTheyWereWritten(int nRanks, uint64_t part) {
+  World world(nRanks, 5000 * kMs);
+  const size_t n = static_cast<size_t>(nRanks);
+  std::vector<unsigned char *> memory(n);
+  std::vector<uint64_t *> firstBad(n), firstBadOnDevice(n);
+  constexpr uint64_t kMostShift = 16;
+  world.onEach([&](Rank &, int r) {
+    CUDA(cudaMalloc(&memory[r], kMostShift + n * part));
+    CUDA(cudaHostAlloc(&firstBad[r], sizeof(uint64_t), cudaHostAllocMapped));
+    CUDA(cudaHostGetDevicePointer(&firstBadOnDevice[r], firstBad[r], 0));
+  });
+  for (uint64_t shift : {0u, 1u, 8u, 15u}) {
+    auto windowOf = [&](int r) { return ncclLsaWindow{memory[r] + shift, n * part, nullptr}; };
+    auto seedOf = [&](int writer, int reader) { return kSeed + shift * 10000 + writer * 100 + reader; };
+    world.onEach([&](Rank &rank, int writer) {
+      for (int reader = 0; reader < nRanks; ++reader) {
+        const ncclLsaWindow window = windowOf(reader);
+        SHIM(ncclFfmLsaWritePattern(&window, writer * part, part, seedOf(writer, reader), rank.stream));
+      }
+    });
+    world.synchronize();
+    for (bool broken : {false, true}) {
+      const uint64_t first = n * part / 2 + 5, second = n * part - 1;
+      world.onEach([&](Rank &rank, int reader) {
+        const ncclLsaWindow window = windowOf(reader);
+        *firstBad[reader] = UINT64_MAX;
+        for (uint64_t at : {first, second}) {
+          unsigned char byte;
+          CUDA(cudaMemcpyAsync(&byte, memory[reader] + shift + at, 1, cudaMemcpyDeviceToHost, rank.stream));
+          CUDA(cudaStreamSynchronize(rank.stream));
+          byte ^= 1;
+          if (broken) {
+            CUDA(cudaMemcpyAsync(memory[reader] + shift + at, &byte, 1, cudaMemcpyHostToDevice, rank.stream));
+            CUDA(cudaStreamSynchronize(rank.stream));
+          }
+        }
+        for (int writer = 0; writer < nRanks; ++writer) {
+          SHIM(ncclFfmLsaCheckPattern(&window, writer * part, part, seedOf(writer, reader), firstBadOnDevice[reader],
+                                      rank.stream));
+        }
+      });
+      world.synchronize();
+      for (int r = 0; r < nRanks; ++r) {
+        check(*firstBad[r] == (broken ? first : UINT64_MAX), broken ? "pattern with a wrong byte" : "pattern", r,
+              static_cast<long long>(shift), static_cast<long long>(*firstBad[r]));
+      }
+    }
+  }
+  world.onEach([&](Rank &, int r) {
+    CUDA(cudaFree(memory[r]));
+    CUDA(cudaFreeHost(firstBad[r]));
+  });
+}
+
 // Median over repetitions of the slowest block of the slowest rank.
 void printLatency(int nRanks) {
   World world(nRanks, 5000 * kMs);
@@ -455,7 +511,9 @@ int main(int argc, char **argv) {
   for (int nRanks : {1, 2, 4, 8}) {
     launchesMatchFloat64(nRanks);
     groupsOfAnySizeMatchFloat64(nRanks);
-    printf("%d ranks: launches and groups checked, %d failures so far\n", nRanks, failures);
+    patternsBetweenAllRanksAreFoundWhereTheyWereWritten(nRanks, 1023);
+    patternsBetweenAllRanksAreFoundWhereTheyWereWritten(nRanks, (16 << 20) + 3);
+    printf("%d ranks: launches, groups and patterns checked, %d failures so far\n", nRanks, failures);
   }
   rankThatNeverArrivesIsNamed();
   abortEndsAWaitThatHasNoDeadline();

@@ -88,6 +88,53 @@ void failureIsInTheStatusRecordAndNotInTheStream() {
         status.code, status.peer, status.channel);
 }
 
+// Every rank writes a part of its own into every rank's memory; each checks all that it was given, then one byte is
+// wrong.
+void patternsBetweenAllRanksAreFoundWhereTheyWereWritten() {
+  constexpr uint64_t kPart = 100003;  // odd, so that parts start anywhere, and more than one block's share
+  Streams streams;
+  for (uint64_t shift : {0u, 1u, 7u, 8u, 15u}) {
+    std::vector<std::vector<char>> memory(kRanks, std::vector<char>(shift + kRanks * kPart));
+    uint64_t *firstBad = nullptr;
+    cuda(cudaHostAlloc(reinterpret_cast<void **>(&firstBad), kRanks * sizeof(uint64_t), 2), "cudaHostAlloc");
+    auto windowOf = [&](int r) { return ncclLsaWindow{memory[r].data() + shift, kRanks * kPart, nullptr}; };
+    auto seedOf = [&](int writer, int reader) { return kSeed + shift * 100 + writer * kRanks + reader; };
+    auto checkAll = [&] {
+      for (int reader = 0; reader < kRanks; ++reader) {
+        firstBad[reader] = UINT64_MAX;
+        ncclLsaWindow window = windowOf(reader);
+        for (int writer = 0; writer < kRanks; ++writer) {
+          shim(ncclFfmLsaCheckPattern(&window, writer * kPart, kPart, seedOf(writer, reader), &firstBad[reader],
+                                      streams[reader]),
+               "ncclFfmLsaCheckPattern");
+        }
+      }
+      streams.synchronize();
+    };
+    for (int writer = 0; writer < kRanks; ++writer) {
+      for (int reader = 0; reader < kRanks; ++reader) {
+        ncclLsaWindow window = windowOf(reader);
+        shim(ncclFfmLsaWritePattern(&window, writer * kPart, kPart, seedOf(writer, reader), streams[writer]),
+             "ncclFfmLsaWritePattern");
+      }
+    }
+    streams.synchronize();
+    checkAll();
+    for (int r = 0; r < kRanks; ++r) {
+      check(firstBad[r] == UINT64_MAX, "shift %llu, reader %d: offset %llu is wrong",
+            static_cast<unsigned long long>(shift), r, static_cast<unsigned long long>(firstBad[r]));
+      memory[r][shift + static_cast<uint64_t>(r + 1) * 54321] ^= 1;
+      memory[r][shift + static_cast<uint64_t>(r + 1) * 54321 + 9999] ^= 1;
+    }
+    checkAll();
+    for (int r = 0; r < kRanks; ++r) {
+      check(firstBad[r] == static_cast<uint64_t>(r + 1) * 54321, "shift %llu, reader %d: %llu, not %d",
+            static_cast<unsigned long long>(shift), r, static_cast<unsigned long long>(firstBad[r]), (r + 1) * 54321);
+    }
+    cuda(cudaFreeHost(firstBad), "cudaFreeHost");
+  }
+}
+
 void layoutsHoldTheRowsOfBothHalves() {
   const ncclFfmLayout *layouts = nullptr;
   size_t count = 0;
@@ -107,6 +154,7 @@ int main() {
   using namespace ncclffm::test;
   launchesOfOneThreadMatchTheSumInRankOrder();
   failureIsInTheStatusRecordAndNotInTheStream();
+  patternsBetweenAllRanksAreFoundWhereTheyWereWritten();
   layoutsHoldTheRowsOfBothHalves();
   return report("launch_cpu_test");
 }

@@ -9,6 +9,7 @@
 namespace ncclffm::shim {
 namespace {
 std::vector<Launch> launches;
+std::vector<PatternLaunch> patternLaunches;
 Failure nextFailure;
 }  // namespace
 
@@ -17,11 +18,18 @@ Failure launch(const Launch &launch) {
   return nextFailure;
 }
 
+Failure launch(const PatternLaunch &launch) {
+  patternLaunches.push_back(launch);
+  return nextFailure;
+}
+
 Failure prime(void *) {
   return nextFailure;
 }
 
-int maxBlocks() { return std::numeric_limits<int>::max(); }
+int maxBlocks() {
+  return std::numeric_limits<int>::max();
+}
 
 const char *buildInfo() {
   return "a test";
@@ -39,6 +47,7 @@ namespace ncclffm::test {
 namespace {
 
 using shim::launches;
+using shim::patternLaunches;
 
 void expect(const char *what, int code, int expected, const char *inText) {
   check(code == expected && strstr(ncclFfmGetLastError(), inText) != nullptr,
@@ -91,6 +100,61 @@ void badArgumentsAreRefusedWithATextAndLaunchNothing() {
   check(launches.empty(), "a bad argument launched something");
 }
 
+void rangesOutsideALsaWindowAreRefusedAndLaunchNothing() {
+  char memory[64];
+  uint64_t bad = 0;
+  constexpr int kBad = ncclInvalidArgument;
+  constexpr uint64_t kMax = UINT64_MAX;
+  const ncclLsaWindow good = {memory, sizeof memory, nullptr};
+  auto both = [&](const char *what, const ncclLsaWindow *window, uint64_t offset, uint64_t bytes, const char *inText) {
+    expect(what, ncclFfmLsaWritePattern(window, offset, bytes, 1, nullptr), kBad, inText);
+    expect(what, ncclFfmLsaWritePattern(window, offset, bytes, 1, nullptr), kBad, "ncclFfmLsaWritePattern: ");
+    expect(what, ncclFfmLsaCheckPattern(window, offset, bytes, 1, &bad, nullptr), kBad, inText);
+    expect(what, ncclFfmLsaCheckPattern(window, offset, bytes, 1, &bad, nullptr), kBad, "ncclFfmLsaCheckPattern: ");
+  };
+  both("null window", nullptr, 0, 1, "window is null");
+  const ncclLsaWindow noBase = {nullptr, 64, nullptr}, noEnd = {memory, kMax, nullptr}, empty = {nullptr, 0, nullptr};
+  both("no base", &noBase, 0, 1, "and 64 bytes: it must have an address");
+  both("empty without base", &empty, 0, 0, "must have an address");
+  both("end beyond the address space", &noEnd, 0, 1, "end within the address space");
+  both("one byte too many", &good, 0, 65, "65 bytes at offset 0 are not all in the window of 64 bytes");
+  both("the byte behind the end", &good, 64, 1, "1 bytes at offset 64");
+  both("nothing behind the end", &good, 65, 0, "0 bytes at offset 65");
+  both("offset wraps", &good, kMax, 1, "1 bytes at offset 18446744073709551615");
+  both("length wraps", &good, 1, kMax, "18446744073709551615 bytes at offset 1");
+  both("both wrap to a sum inside", &good, kMax - 7, 16, "16 bytes at offset 18446744073709551608");
+  expect("null firstBad", ncclFfmLsaCheckPattern(&good, 0, 1, 1, nullptr, nullptr), kBad, "firstBad is ");
+  uint64_t *odd = reinterpret_cast<uint64_t *>(reinterpret_cast<uintptr_t>(memory) | 4);
+  expect("misaligned firstBad", ncclFfmLsaCheckPattern(&good, 0, 1, 1, odd, nullptr), kBad, "8-byte aligned");
+  check(patternLaunches.empty(), "a bad argument launched something");
+  check(ncclFfmLsaWritePattern(&good, 64, 0, 1, nullptr) == ncclSuccess &&
+            ncclFfmLsaCheckPattern(&good, 0, 0, 1, &bad, nullptr) == ncclSuccess && patternLaunches.empty(),
+        "0 bytes are fine and launch nothing");
+}
+
+void patternLaunchesHaveABlockFor32KiBUpTo256() {
+  const ncclLsaWindow window = {reinterpret_cast<void *>(uintptr_t{1} << 20), uint64_t{1} << 40, nullptr};
+  struct {
+    uint64_t bytes;
+    int blocks;
+  } cases[] = {{1, 1}, {32 << 10, 1}, {(32 << 10) + 1, 2}, {uint64_t{1} << 40, 256}};
+  uint64_t bad;
+  for (const auto &c : cases) {
+    for (bool isCheck : {false, true}) {
+      patternLaunches.clear();
+      int code = isCheck ? ncclFfmLsaCheckPattern(&window, 0, c.bytes, 77, &bad, &bad)
+                         : ncclFfmLsaWritePattern(&window, 0, c.bytes, 77, &bad);
+      check(code == ncclSuccess && patternLaunches.size() == 1, "%llu bytes: code %d",
+            static_cast<unsigned long long>(c.bytes), code);
+      if (patternLaunches.size() != 1) continue;
+      const shim::PatternLaunch &l = patternLaunches[0];
+      check(l.blocks == c.blocks && l.bytes == c.bytes && l.offset == 0 && l.seed == 77 && l.stream == &bad &&
+                l.firstBad == (isCheck ? &bad : nullptr) && l.window.base == window.base,
+            "%llu bytes: %d blocks, not %d", static_cast<unsigned long long>(c.bytes), l.blocks, c.blocks);
+    }
+  }
+}
+
 void launchShapeDependsOnCountAndChannelsOnly() {
   World world(2, 4, 8, kMs);
   float *p = reinterpret_cast<float *>(uintptr_t{1} << 20);  // never followed
@@ -120,6 +184,9 @@ void failureOfALaunchIsAnUnhandledCudaErrorWithItsText() {
   shim::nextFailure = "no such stream";
   expect("launch", ncclFfmAllReduce(&world.comm(0), p, p, 8, ncclFloat32, ncclSum, nullptr), ncclUnhandledCudaError,
          "ncclFfmAllReduce: no such stream");
+  ncclLsaWindow window = {p, sizeof p, nullptr};
+  expect("pattern", ncclFfmLsaWritePattern(&window, 0, 8, 1, nullptr), ncclUnhandledCudaError,
+         "ncclFfmLsaWritePattern: no such stream");
   expect("prime", ncclFfmPrime(nullptr), ncclUnhandledCudaError, "ncclFfmPrime: no such stream");
   shim::nextFailure.clear();
   std::thread([] { check(*ncclFfmGetLastError() == '\0', "the last error is that of another thread"); }).join();
@@ -143,8 +210,8 @@ void queriesAnswer() {
   check(names.size() == count, "a row is there twice");
   check(waitedNs == offsetof(ncclFfmStatus, waitedNs), "waitedNs is at %llu",
         static_cast<unsigned long long>(waitedNs));
-  for (const char *name :
-       {"ncclFfmDevComm.", "ncclFfmStatus.ready", "ncclFfmChannel.state", "struct of the backend."}) {
+  for (const char *name : {"ncclFfmDevComm.", "ncclFfmStatus.ready", "ncclFfmChannel.state", "ncclLsa.y",
+                           "ncclLsaWindow.handle", "struct of the backend."}) {
     check(names.count(name) == 1, "no row %s", name);
   }
 }
@@ -155,7 +222,9 @@ void queriesAnswer() {
 int main() {
   using namespace ncclffm::test;
   badArgumentsAreRefusedWithATextAndLaunchNothing();
+  rangesOutsideALsaWindowAreRefusedAndLaunchNothing();
   launchShapeDependsOnCountAndChannelsOnly();
+  patternLaunchesHaveABlockFor32KiBUpTo256();
   failureOfALaunchIsAnUnhandledCudaErrorWithItsText();
   queriesAnswer();
   return report("shim_test");

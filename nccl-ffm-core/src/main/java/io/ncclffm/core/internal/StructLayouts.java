@@ -16,6 +16,8 @@ import io.ncclffm.core.bindings.shim.ncclFfmChannel;
 import io.ncclffm.core.bindings.shim.ncclFfmDevComm;
 import io.ncclffm.core.bindings.shim.ncclFfmLayout;
 import io.ncclffm.core.bindings.shim.ncclFfmStatus;
+import io.ncclffm.core.bindings.shim.ncclLsa;
+import io.ncclffm.core.bindings.shim.ncclLsaWindow;
 import java.lang.foreign.Arena;
 import java.lang.foreign.FunctionDescriptor;
 import java.lang.foreign.Linker;
@@ -36,19 +38,21 @@ import org.jspecify.annotations.Nullable;
  */
 final class StructLayouts {
   private static final Map<String, MemoryLayout> JAVA =
-      Map.of(
-          "ncclFfmDevComm", ncclFfmDevComm.layout(),
-          "ncclFfmStatus", ncclFfmStatus.layout(),
-          "ncclFfmChannel", ncclFfmChannel.layout(),
-          "ncclUniqueId", ncclUniqueId.layout(),
-          "ncclConfig_t", ncclConfig_t.layout(),
-          "ncclCommProperties_t", ncclCommProperties.layout(),
-          "ncclTeam_t", ncclTeam.layout(),
-          "cudaPointerAttributes", cudaPointerAttributes.layout(),
-          "cudaDeviceProp", cudaDeviceProp.layout());
+      Map.ofEntries(
+          Map.entry("ncclFfmDevComm", ncclFfmDevComm.layout()),
+          Map.entry("ncclFfmStatus", ncclFfmStatus.layout()),
+          Map.entry("ncclFfmChannel", ncclFfmChannel.layout()),
+          Map.entry("ncclLsaWindow", ncclLsaWindow.layout()),
+          Map.entry("ncclLsa", ncclLsa.layout()),
+          Map.entry("ncclUniqueId", ncclUniqueId.layout()),
+          Map.entry("ncclConfig_t", ncclConfig_t.layout()),
+          Map.entry("ncclCommProperties_t", ncclCommProperties.layout()),
+          Map.entry("ncclTeam_t", ncclTeam.layout()),
+          Map.entry("cudaPointerAttributes", cudaPointerAttributes.layout()),
+          Map.entry("cudaDeviceProp", cudaDeviceProp.layout()));
 
   private static final Set<String> SHARED =
-      Set.of("ncclFfmDevComm", "ncclFfmStatus", "ncclFfmChannel");
+      Set.of("ncclFfmDevComm", "ncclFfmStatus", "ncclFfmChannel", "ncclLsaWindow", "ncclLsa");
 
   private StructLayouts() {}
 

@@ -22,10 +22,10 @@ public class ShimH extends ShimLayouts {
     static final SymbolLookup SYMBOL_LOOKUP =
             name -> io.ncclffm.core.internal.NativeLibraries.shim().find(name);
 
-    private static final int NCCLFFM_ABI_VERSION = (int)1L;
+    private static final int NCCLFFM_ABI_VERSION = (int)2L;
     /**
      * {@snippet lang=c :
-     * #define NCCLFFM_ABI_VERSION 1
+     * #define NCCLFFM_ABI_VERSION 2
      * }
      */
     public static int NCCLFFM_ABI_VERSION() {
@@ -543,6 +543,135 @@ public class ShimH extends ShimLayouts {
                 traceDowncall("ncclFfmFusedScaleAllReduceSqrt", comm, buff, count, a, b, stream);
             }
             return (int)mh$.invokeExact(comm, buff, count, a, b, stream);
+        } catch (Error | RuntimeException ex) {
+           throw ex;
+        } catch (Throwable ex$) {
+           throw new AssertionError("should not reach here", ex$);
+        }
+    }
+
+    private static class ncclFfmLsaWritePattern {
+        public static final FunctionDescriptor DESC = FunctionDescriptor.of(
+            ShimH.C_INT,
+            ShimH.C_POINTER,
+            ShimH.C_LONG,
+            ShimH.C_LONG,
+            ShimH.C_LONG,
+            ShimH.C_POINTER
+        );
+
+        public static final MemorySegment ADDR = SYMBOL_LOOKUP.findOrThrow("ncclFfmLsaWritePattern");
+
+        public static final MethodHandle HANDLE = Linker.nativeLinker().downcallHandle(ADDR, DESC);
+    }
+
+    /**
+     * Function descriptor for:
+     * {@snippet lang=c :
+     * int ncclFfmLsaWritePattern(const ncclLsaWindow *window, uint64_t offset, uint64_t bytes, uint64_t seed, void *stream)
+     * }
+     */
+    public static FunctionDescriptor ncclFfmLsaWritePattern$descriptor() {
+        return ncclFfmLsaWritePattern.DESC;
+    }
+
+    /**
+     * Downcall method handle for:
+     * {@snippet lang=c :
+     * int ncclFfmLsaWritePattern(const ncclLsaWindow *window, uint64_t offset, uint64_t bytes, uint64_t seed, void *stream)
+     * }
+     */
+    public static MethodHandle ncclFfmLsaWritePattern$handle() {
+        return ncclFfmLsaWritePattern.HANDLE;
+    }
+
+    /**
+     * Address for:
+     * {@snippet lang=c :
+     * int ncclFfmLsaWritePattern(const ncclLsaWindow *window, uint64_t offset, uint64_t bytes, uint64_t seed, void *stream)
+     * }
+     */
+    public static MemorySegment ncclFfmLsaWritePattern$address() {
+        return ncclFfmLsaWritePattern.ADDR;
+    }
+
+    /**
+     * {@snippet lang=c :
+     * int ncclFfmLsaWritePattern(const ncclLsaWindow *window, uint64_t offset, uint64_t bytes, uint64_t seed, void *stream)
+     * }
+     */
+    public static int ncclFfmLsaWritePattern(MemorySegment window, long offset, long bytes, long seed, MemorySegment stream) {
+        var mh$ = ncclFfmLsaWritePattern.HANDLE;
+        try {
+            if (TRACE_DOWNCALLS) {
+                traceDowncall("ncclFfmLsaWritePattern", window, offset, bytes, seed, stream);
+            }
+            return (int)mh$.invokeExact(window, offset, bytes, seed, stream);
+        } catch (Error | RuntimeException ex) {
+           throw ex;
+        } catch (Throwable ex$) {
+           throw new AssertionError("should not reach here", ex$);
+        }
+    }
+
+    private static class ncclFfmLsaCheckPattern {
+        public static final FunctionDescriptor DESC = FunctionDescriptor.of(
+            ShimH.C_INT,
+            ShimH.C_POINTER,
+            ShimH.C_LONG,
+            ShimH.C_LONG,
+            ShimH.C_LONG,
+            ShimH.C_POINTER,
+            ShimH.C_POINTER
+        );
+
+        public static final MemorySegment ADDR = SYMBOL_LOOKUP.findOrThrow("ncclFfmLsaCheckPattern");
+
+        public static final MethodHandle HANDLE = Linker.nativeLinker().downcallHandle(ADDR, DESC);
+    }
+
+    /**
+     * Function descriptor for:
+     * {@snippet lang=c :
+     * int ncclFfmLsaCheckPattern(const ncclLsaWindow *window, uint64_t offset, uint64_t bytes, uint64_t seed, uint64_t *firstBad, void *stream)
+     * }
+     */
+    public static FunctionDescriptor ncclFfmLsaCheckPattern$descriptor() {
+        return ncclFfmLsaCheckPattern.DESC;
+    }
+
+    /**
+     * Downcall method handle for:
+     * {@snippet lang=c :
+     * int ncclFfmLsaCheckPattern(const ncclLsaWindow *window, uint64_t offset, uint64_t bytes, uint64_t seed, uint64_t *firstBad, void *stream)
+     * }
+     */
+    public static MethodHandle ncclFfmLsaCheckPattern$handle() {
+        return ncclFfmLsaCheckPattern.HANDLE;
+    }
+
+    /**
+     * Address for:
+     * {@snippet lang=c :
+     * int ncclFfmLsaCheckPattern(const ncclLsaWindow *window, uint64_t offset, uint64_t bytes, uint64_t seed, uint64_t *firstBad, void *stream)
+     * }
+     */
+    public static MemorySegment ncclFfmLsaCheckPattern$address() {
+        return ncclFfmLsaCheckPattern.ADDR;
+    }
+
+    /**
+     * {@snippet lang=c :
+     * int ncclFfmLsaCheckPattern(const ncclLsaWindow *window, uint64_t offset, uint64_t bytes, uint64_t seed, uint64_t *firstBad, void *stream)
+     * }
+     */
+    public static int ncclFfmLsaCheckPattern(MemorySegment window, long offset, long bytes, long seed, MemorySegment firstBad, MemorySegment stream) {
+        var mh$ = ncclFfmLsaCheckPattern.HANDLE;
+        try {
+            if (TRACE_DOWNCALLS) {
+                traceDowncall("ncclFfmLsaCheckPattern", window, offset, bytes, seed, firstBad, stream);
+            }
+            return (int)mh$.invokeExact(window, offset, bytes, seed, firstBad, stream);
         } catch (Error | RuntimeException ex) {
            throw ex;
         } catch (Throwable ex$) {
