@@ -3,6 +3,7 @@
 module io.ncclffm.lsa {
   requires static transitive org.jspecify;
   requires transitive io.ncclffm.core;
+  requires jdk.jfr;
 
   exports io.ncclffm.lsa;
 }

@@ -101,7 +101,7 @@ class LsaWindowTest {
                 assertThrows(
                     IllegalArgumentException.class,
                     () -> LsaWindow.create(r.communicator(), bytes)),
-                bytes + " x UINT8"));
+                "window of " + bytes + " bytes"));
     TestRanks.assertWorks(world);
   }
 

@@ -1671,6 +1671,16 @@ public final class Communicator implements AutoCloseable, FailureSource {
     children.add(child);
   }
 
+  /** The first resource of a class that lives on this communicator, or null. */
+  public synchronized <T extends AutoCloseable> @Nullable T child(Class<T> type) {
+    for (AutoCloseable child : children) {
+      if (type.isInstance(child)) {
+        return type.cast(child);
+      }
+    }
+    return null;
+  }
+
   /**
    * Whether what lives on this communicator is to be ended natively, piece by piece: not after it
    * failed or ended, nor when its device is lost. For code that adds resources.

@@ -8,7 +8,10 @@ import io.ncclffm.core.internal.NativeLibraries;
 import io.ncclffm.core.internal.NativeText;
 import java.lang.foreign.Arena;
 import java.lang.foreign.MemorySegment;
+import java.nio.ByteBuffer;
+import java.nio.ByteOrder;
 import java.util.Map;
+import java.util.UUID;
 import java.util.concurrent.ConcurrentHashMap;
 
 /**
@@ -18,6 +21,7 @@ import java.util.concurrent.ConcurrentHashMap;
  * @param ordinal 0 to {@link #count()} - 1, in CUDA's order
  */
 public record CudaDevice(int ordinal) {
+  private static final int PCI_BUS_ID_BYTES = 32;
   private static final System.Logger LOG = System.getLogger("io.ncclffm");
 
   // Devices of which CUDA answers every call with one error until the process ends.
@@ -68,7 +72,7 @@ public record CudaDevice(int ordinal) {
   }
 
   /** Whether CUDA can do nothing more with the device, not even free what is on it. */
-  boolean isLost() {
+  public boolean isLost() {
     return anyLost && LOST.containsKey(ordinal);
   }
 
@@ -92,11 +96,50 @@ public record CudaDevice(int ordinal) {
   /** The product name ({@code cudaGetDeviceProperties}). */
   public String name() {
     try (Arena arena = Arena.ofConfined()) {
-      // CUDA 12's struct differs after the first fields; slack keeps either inside the segment.
-      MemorySegment properties = arena.allocate(2 * cudaDeviceProp.sizeof(), 8);
-      int rc = CudartH.cudaGetDeviceProperties(properties, ordinal);
-      CudaException.check(rc, "cudaGetDeviceProperties", this);
-      return NativeText.copy(cudaDeviceProp.name(properties));
+      return NativeText.copy(cudaDeviceProp.name(properties(arena)));
+    }
+  }
+
+  /** The GPU's identity, the same in every process ({@code cudaGetDeviceProperties}). */
+  public UUID uuid() {
+    try (Arena arena = Arena.ofConfined()) {
+      MemorySegment bytes = cudaDeviceProp.uuid(properties(arena));
+      ByteBuffer order = bytes.asByteBuffer().order(ByteOrder.BIG_ENDIAN);
+      return new UUID(order.getLong(), order.getLong());
+    }
+  }
+
+  private MemorySegment properties(Arena arena) {
+    // CUDA 12's struct differs after the first fields; slack keeps either inside the segment.
+    MemorySegment properties = arena.allocate(2 * cudaDeviceProp.sizeof(), 8);
+    int rc = CudartH.cudaGetDeviceProperties(properties, ordinal);
+    CudaException.check(rc, "cudaGetDeviceProperties", this);
+    return properties;
+  }
+
+  /** Where the GPU sits, as {@code 0000:19:00.0} ({@code cudaDeviceGetPCIBusId}). */
+  public String pciBusId() {
+    try (Arena arena = Arena.ofConfined()) {
+      MemorySegment text = arena.allocate(PCI_BUS_ID_BYTES);
+      int rc = CudartH.cudaDeviceGetPCIBusId(text, PCI_BUS_ID_BYTES, ordinal);
+      CudaException.check(rc, "cudaDeviceGetPCIBusId", this);
+      return text.getString(0);
+    }
+  }
+
+  /**
+   * Whether kernels on this device can load from and store to the other's memory ({@code
+   * cudaDeviceCanAccessPeer}); true for the device itself.
+   */
+  public boolean canAccess(CudaDevice peer) {
+    if (peer.ordinal == ordinal) {
+      return true;
+    }
+    try (Arena arena = Arena.ofConfined()) {
+      MemorySegment out = arena.allocate(JAVA_INT);
+      int rc = CudartH.cudaDeviceCanAccessPeer(out, ordinal, peer.ordinal);
+      CudaException.check(rc, "cudaDeviceCanAccessPeer(" + peer + ")", this);
+      return out.get(JAVA_INT, 0) != 0;
     }
   }
 

@@ -39,7 +39,7 @@ public final class CudaException extends RuntimeException {
     return errorCode;
   }
 
-  static void check(int rc, String operation, CudaDevice device) {
+  public static void check(int rc, String operation, CudaDevice device) {
     if (rc != 0) {
       throw of(operation, rc, device);
     }

@@ -23,7 +23,9 @@ import org.jspecify.annotations.Nullable;
 public final class DeviceBuffer implements AutoCloseable {
   private enum Allocator {
     CUDA,
-    NCCL
+    NCCL,
+    /** The memory belongs to someone else. */
+    NONE
   }
 
   private final CudaDevice device;
@@ -31,7 +33,7 @@ public final class DeviceBuffer implements AutoCloseable {
   private final long count;
   private final MemorySegment base;
   private final Allocator allocator;
-  private final LeakReport.Tracker leak;
+  private final LeakReport.@Nullable Tracker leak;
   private volatile boolean closed;
 
   private DeviceBuffer(
@@ -41,7 +43,7 @@ public final class DeviceBuffer implements AutoCloseable {
     this.count = count;
     this.base = base;
     this.allocator = allocator;
-    this.leak = LeakReport.track(this, toString());
+    this.leak = allocator == Allocator.NONE ? null : LeakReport.track(this, toString());
   }
 
   /**
@@ -63,12 +65,32 @@ public final class DeviceBuffer implements AutoCloseable {
     return allocate(device, type, count, Allocator.NCCL);
   }
 
-  private static DeviceBuffer allocate(
-      CudaDevice device, DataType type, long count, Allocator allocator) {
+  /**
+   * Memory that something else allocated and will free: a part of a window, or another library's.
+   * Closing the buffer only ends its use.
+   *
+   * @param address a device pointer, as the device's kernels use it
+   * @throws IllegalArgumentException if it is null or the count is not positive
+   */
+  public static DeviceBuffer wrap(
+      CudaDevice device, DataType type, long count, MemorySegment address) {
+    checkCount(type, count);
+    if (address.address() == 0) {
+      throw new IllegalArgumentException("buffer of " + count + " x " + type + " at address 0");
+    }
+    return new DeviceBuffer(device, type, count, address, Allocator.NONE);
+  }
+
+  private static void checkCount(DataType type, long count) {
     if (count <= 0 || count > Long.MAX_VALUE / type.bytes()) {
       throw new IllegalArgumentException(
           "buffer of " + count + " x " + type + ": take 1 to " + Long.MAX_VALUE / type.bytes());
     }
+  }
+
+  private static DeviceBuffer allocate(
+      CudaDevice device, DataType type, long count, Allocator allocator) {
+    checkCount(type, count);
     NativeLibraries.load();
     device.makeCurrent();
     try (Arena arena = Arena.ofConfined()) {
@@ -295,15 +317,17 @@ public final class DeviceBuffer implements AutoCloseable {
     CudaException.check(rc, "cudaMemcpyAsync(" + bytes + " bytes)", device);
   }
 
-  /** Frees the memory ({@code cudaFree}, {@code ncclMemFree}). */
+  /** Frees the memory ({@code cudaFree}, {@code ncclMemFree}) that this class allocated. */
   @Override
   public synchronized void close() {
     if (closed) {
       return;
     }
     closed = true;
-    leak.closed();
-    if (device.isLost()) {
+    if (leak != null) {
+      leak.closed();
+    }
+    if (allocator == Allocator.NONE || device.isLost()) {
       return;
     }
     device.makeCurrent();

@@ -13,6 +13,7 @@ import io.ncclffm.core.FailureSource;
 import io.ncclffm.core.HostBuffer;
 import io.ncclffm.core.NcclException;
 import io.ncclffm.core.ReduceOp;
+import io.ncclffm.core.bindings.nccl.NcclH;
 import io.ncclffm.core.bindings.shim.ShimH;
 import io.ncclffm.core.bindings.shim.ncclFfmChannel;
 import io.ncclffm.core.bindings.shim.ncclFfmDevComm;
@@ -46,7 +47,6 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
   /** LL lines a peer has in flight on a channel: 4096 of 8 bytes payload are a chunk of 32 KiB. */
   private static final int LINES_PER_SLOT = 4096;
 
-  private static final Duration DEFAULT_TIMEOUT = Duration.ofSeconds(30);
   private static final Duration SETUP_TIMEOUT = Duration.ofMinutes(1);
   private static final Duration ABORT_TIMEOUT = Duration.ofSeconds(1);
   private static final int REMOTE_ERROR = 6;
@@ -63,6 +63,8 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
   private final MemorySegment abortCode;
   private final DeviceBuffer channels;
   private final CudaStream ownStream;
+  private final LsaWindow window;
+  private final boolean checked;
   // Guards closed, aborted and the status record: a thread that waits for a stream reads the record
   // while another may abort and close.
   private final Object lock = new Object();
@@ -78,8 +80,12 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
       Deque<AutoCloseable> resources,
       MemorySegment pinned,
       DeviceBuffer channels,
-      CudaStream ownStream) {
+      CudaStream ownStream,
+      LsaWindow window,
+      boolean checked) {
     this.communicator = communicator;
+    this.window = window;
+    this.checked = checked;
     this.resources = resources;
     this.status = pinned.asSlice(0, ncclFfmStatus.sizeof());
     this.abortCode = pinned.asSlice(ncclFfmStatus.sizeof(), Integer.BYTES);
@@ -91,21 +97,23 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
 
   /** Creates one whose kernels wait 30 seconds at most for a peer. Collective. */
   public static DeviceCommunicator create(Communicator communicator) {
-    return create(communicator, DEFAULT_TIMEOUT);
+    return create(communicator, DeviceCommunicatorConfig.DEFAULT);
+  }
+
+  /** Creates one whose kernels wait as long as said for a peer; see the long form. */
+  public static DeviceCommunicator create(Communicator communicator, Duration timeout) {
+    return create(communicator, DeviceCommunicatorConfig.builder().timeout(timeout).build());
   }
 
   /**
    * Creates one. Collective: every rank calls it. Loads and runs every kernel once, so that none
    * has to be loaded while another rank's waits.
    *
-   * @param timeout how long a kernel waits for a peer before it gives up; zero waits for ever
    * @throws io.ncclffm.core.NativeLibraryException if the CUDA shim was not built
-   * @throws io.ncclffm.core.UnsupportedByLibraryException if the loaded NCCL has no windows
+   * @throws io.ncclffm.lsa.LsaException if the ranks cannot address one another's memory
    */
-  public static DeviceCommunicator create(Communicator communicator, Duration timeout) {
-    if (timeout.isNegative()) {
-      throw new IllegalArgumentException("timeout " + timeout + ": must not be negative");
-    }
+  public static DeviceCommunicator create(
+      Communicator communicator, DeviceCommunicatorConfig config) {
     NativeLibraries.requireShim();
     CudaDevice device = communicator.device();
     Deque<AutoCloseable> resources = new ArrayDeque<>();
@@ -113,8 +121,6 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
       long words = CHANNELS * ncclFfmChannel.sizeof() / Integer.BYTES;
       DeviceBuffer channels = DeviceBuffer.allocate(device, DataType.UINT32, words);
       resources.push(channels);
-      DeviceBuffer peers = DeviceBuffer.allocate(device, DataType.INT64, communicator.size());
-      resources.push(peers);
       HostBuffer status = HostBuffer.allocate(device, ncclFfmStatus.sizeof() + Integer.BYTES);
       resources.push(status);
       CudaStream stream = CudaStream.create(device);
@@ -125,27 +131,33 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
       // Registering is collective and waits on the host. So when it returns, every rank has loaded
       // its kernels and made its allocations, which would have to wait for a spinning kernel of
       // another rank on the same device: nothing of that kind may follow here.
-      LsaWindow window = LsaWindow.create(communicator, windowBytes(communicator.size()));
+      LsaWindow window =
+          LsaWindow.create(communicator, windowBytes(communicator.size()), config.provider());
       resources.push(window);
       communicator.disown(window); // closed by this object from now on, in its order
-      peers.copyFrom(addresses(window, communicator.size()), stream);
+      if (window.team().size() < communicator.size()) {
+        throw new NcclException(
+            "device communicator",
+            NcclH.ncclInvalidUsage(),
+            " on " + communicator,
+            "its window joins only the " + window.team());
+      }
       DeviceCommunicator created =
-          new DeviceCommunicator(communicator, resources, status.segment(), channels, stream);
-      created.fillStruct(timeout, channels, peers, status);
+          new DeviceCommunicator(
+              communicator,
+              resources,
+              status.segment(),
+              channels,
+              stream,
+              window,
+              config.isChecked());
+      created.fillStruct(config.timeout(), channels, window.lsa().peers(), status);
       communicator.adopt(created);
       return created;
     } catch (RuntimeException e) {
       closeAll(resources, e);
       throw e;
     }
-  }
-
-  private static long[] addresses(LsaWindow window, int ranks) {
-    long[] bases = new long[ranks];
-    for (int r = 0; r < ranks; r++) {
-      bases[r] = window.address(r, 0, window.bytes());
-    }
-    return bases;
   }
 
   private static @Nullable RuntimeException closeAll(
@@ -285,11 +297,68 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
           operation + ": the device communicator of " + communicator + " is closed");
     }
     throwIfFailed();
+    if (checked) {
+      verify(operation);
+    }
     if (stream != lastStream) {
       streams.removeIf(known -> known.isClosed());
       stream.watch(this);
       streams.add(stream);
       lastStream = stream;
+    }
+  }
+
+  /** The window under this device communicator; closed with it. */
+  public LsaWindow window() {
+    return window;
+  }
+
+  /**
+   * Looks whether what a kernel would be given is what it says: this is open, the struct is whole
+   * and of this rank, and the window passes {@link LsaWindow#verify}. For a kernel of one's own;
+   * the launches here do it by themselves if so configured. Not collective.
+   *
+   * @param operation who asks, for the message
+   * @throws IllegalStateException if closed
+   * @throws io.ncclffm.lsa.LsaException if an address does not lead where it should
+   */
+  public void verify(String operation) {
+    synchronized (lock) {
+      verify(operation, struct());
+      window.check(operation, communicator);
+      window.verify(operation);
+    }
+  }
+
+  /**
+   * Looks whether a struct that is to be handed to a kernel is this device communicator's.
+   *
+   * @throws IllegalArgumentException if it is another rank's, an old one's or was written over
+   * @throws IllegalStateException if closed
+   */
+  public void verify(String operation, MemorySegment candidate) {
+    MemorySegment mine = struct();
+    if (candidate.byteSize() != mine.byteSize()
+        || ncclFfmDevComm.magic(candidate) != ShimH.NCCLFFM_DEVCOMM_MAGIC()
+        || ncclFfmDevComm.version(candidate) != ShimH.NCCLFFM_ABI_VERSION()) {
+      throw new IllegalArgumentException(
+          operation + " on " + communicator + ": the struct is no ncclFfmDevComm of this version");
+    }
+    if (ncclFfmDevComm.rank(candidate) != communicator.rank()) {
+      throw new IllegalArgumentException(
+          operation
+              + " on "
+              + communicator
+              + ": the struct is rank "
+              + ncclFfmDevComm.rank(candidate)
+              + "'s");
+    }
+    if (candidate.mismatch(mine) != -1) {
+      throw new IllegalArgumentException(
+          operation
+              + " on "
+              + communicator
+              + ": the struct is another device communicator's, or was written over");
     }
   }
 

@@ -1,144 +1,518 @@
 package io.ncclffm.lsa;
 
 import io.ncclffm.core.Communicator;
+import io.ncclffm.core.CudaDevice;
+import io.ncclffm.core.CudaException;
 import io.ncclffm.core.CudaStream;
 import io.ncclffm.core.DataType;
 import io.ncclffm.core.DeviceBuffer;
-import io.ncclffm.core.NcclException;
-import io.ncclffm.core.NcclWindow;
-import io.ncclffm.core.bindings.nccl.NcclH;
-import io.ncclffm.core.internal.NativeLibraries;
+import io.ncclffm.core.NcclGroup;
+import io.ncclffm.core.bindings.cudart.CudartH;
+import io.ncclffm.core.bindings.cudart.cudaPointerAttributes;
+import java.lang.foreign.Arena;
+import java.lang.foreign.MemorySegment;
+import java.nio.ByteBuffer;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.List;
 import java.util.Objects;
+import org.jspecify.annotations.Nullable;
 
 /**
  * A load/store-accessible window: memory that every rank provides, and that kernels of every rank
- * can address on every other. Made by NCCL's symmetric windows ({@code ncclCommWindowRegister},
- * NCCL 2.27; peer addresses by {@code ncclGetLsaDevicePointer}, 2.29.2).
+ * can address on every other.
  *
- * <p>Creating and closing are collective over the communicator; closing the communicator closes its
- * windows. Threads: as the communicator.
+ * <p>Which {@link LsaProvider} maps it the ranks agree on when they create it: the first that works
+ * on all of them, or every rank gets the same exception. Creating and closing are collective over
+ * the communicator; closing the communicator closes its windows. Threads: as the communicator.
  */
 public final class LsaWindow implements AutoCloseable {
+  private static final System.Logger LOG = System.getLogger("io.ncclffm");
+
+  /** Protocol buffers, windows' sizes and halves are multiples of it. */
+  static final int LINE = 128;
+
+  private static final long STAMP = 0x57415354_4646434eL;
+
   private final Communicator communicator;
-  private final DeviceBuffer buffer;
-  private final NcclWindow window;
+  private final Exchange exchange;
+  private final LsaProvider provider;
+  private final WindowMemory memory;
+  private final DeviceBuffer local;
+  private final long bytes;
   private final long[] bases;
+  private final LsaPath[] paths;
+  private final long token;
+  private @Nullable Lsa lsa;
   private boolean closed;
 
-  private LsaWindow(Communicator communicator, DeviceBuffer buffer, NcclWindow window) {
+  private LsaWindow(
+      Communicator communicator,
+      Exchange exchange,
+      LsaProvider provider,
+      WindowMemory memory,
+      long[] bases,
+      List<Card> ranks) {
     this.communicator = communicator;
-    this.buffer = buffer;
-    this.window = window;
-    this.bases = new long[communicator.size()];
+    this.exchange = exchange;
+    this.provider = provider;
+    this.memory = memory;
+    this.bytes = ranks.get(0).bytes();
+    this.bases = bases;
+    this.token = ranks.get(0).token();
+    this.local =
+        DeviceBuffer.wrap(communicator.device(), DataType.UINT8, bytes, memory.local().address(0));
+    this.paths = new LsaPath[bases.length];
+    for (int r = 0; r < paths.length; r++) {
+      paths[r] =
+          bases[r] == 0
+              ? LsaPath.NETWORK
+              : Paths.between(ranks.get(communicator.rank()), ranks.get(r), provider);
+    }
+    paths[communicator.rank()] = LsaPath.SELF;
+  }
+
+  /** Makes a window by the best provider that the ranks have; see the long form. */
+  public static LsaWindow create(Communicator communicator, long bytes) {
+    return create(communicator, bytes, null);
   }
 
   /**
-   * Allocates zeroed memory and registers it as a window. Collective: every rank calls it with the
-   * same size.
+   * Allocates zeroed memory on every rank and makes it addressable on all. Collective: every rank
+   * calls it with the same arguments. Not in a group.
    *
    * @param bytes size on each rank, more than 0
-   * @throws io.ncclffm.core.UnsupportedByLibraryException if the loaded NCCL cannot do it
-   * @throws NcclException if the ranks cannot address one another's memory
+   * @param forced the only provider to take, or null for the best that there is
+   * @throws IllegalArgumentException on every rank, if the arguments differ or the size is not
+   *     positive
+   * @throws LsaException on every rank, if no provider works on all of them; it tells why
    */
-  public static LsaWindow create(Communicator communicator, long bytes) {
-    NativeLibraries.requireNccl("ncclCommWindowRegister", "2.27.3");
-    if (communicator.size() > 1) {
-      NativeLibraries.requireNccl("ncclGetLsaDevicePointer", "2.29.2");
+  public static LsaWindow create(
+      Communicator communicator, long bytes, @Nullable LsaProvider forced) {
+    if (bytes <= 0 || bytes > Long.MAX_VALUE / 2) {
+      throw new IllegalArgumentException("LSA window of " + bytes + " bytes: must be positive");
     }
-    DeviceBuffer buffer =
-        DeviceBuffer.allocateForWindow(communicator.device(), DataType.UINT8, bytes);
-    LsaWindow window = null;
-    try {
-      zero(buffer);
-      NcclWindow registered =
-          communicator.registerWindow(buffer, NcclWindow.Flag.COLLECTIVE_SYMMETRIC);
-      communicator.disown(registered); // closed by this object from now on, before its memory
-      window = new LsaWindow(communicator, buffer, registered);
-      communicator.adopt(window);
-      window.collectAddresses();
-      return window;
-    } catch (RuntimeException e) {
-      closeAfter(window != null ? window : buffer, e);
-      throw e;
+    if (NcclGroup.isActive()) {
+      throw new IllegalStateException("LSA window inside a group: end it first");
     }
-  }
-
-  private static void zero(DeviceBuffer buffer) {
-    try (CudaStream stream = CudaStream.create(buffer.device())) {
-      buffer.fill((byte) 0, stream);
-      stream.synchronize();
+    LsaWindowEvent event = new LsaWindowEvent();
+    event.begin();
+    Exchange exchange = Exchange.of(communicator);
+    String noNcclWindow = NcclWindowMemory.refusal(communicator);
+    List<Card> ranks = new ArrayList<>();
+    for (byte[] record :
+        exchange.allGather(Card.of(communicator, bytes, forced, noNcclWindow).encode())) {
+      ranks.add(Card.decode(record));
     }
-  }
-
-  private static void closeAfter(AutoCloseable made, RuntimeException failure) {
-    try {
-      made.close();
-    } catch (Exception e) {
-      failure.addSuppressed(e);
-    }
-  }
-
-  private void collectAddresses() {
-    int self = communicator.rank();
-    bases[self] = buffer.address(0).address();
-    if (communicator.size() == 1) {
-      return;
-    }
-    int lsaSize = communicator.teamLsa().size();
-    if (lsaSize != communicator.size()) {
-      throw new NcclException(
-          "ncclTeamLsa",
-          NcclH.ncclInvalidUsage(),
-          " on " + communicator,
-          "only " + lsaSize + " of the ranks can address one another's memory");
-    }
-    for (int r = 0; r < bases.length; r++) {
-      if (r != self) {
-        // One LSA team: the team's ranks are the communicator's.
-        bases[r] = window.lsaPointer(r, 0).address();
+    checkSameArguments(ranks);
+    List<String> refusals = new ArrayList<>();
+    for (LsaProvider provider : forced == null ? LsaProvider.values() : one(forced)) {
+      String refusal = Paths.refusal(provider, ranks);
+      if (refusal.isEmpty()) {
+        Attempt attempt = new Attempt(communicator, exchange, provider, ranks);
+        @Nullable LsaWindow made = attempt.make();
+        if (made != null) {
+          communicator.adopt(made);
+          event.end();
+          made.tell(event);
+          return made;
+        }
+        refusal = attempt.refusal;
       }
+      refusals.add("  " + provider + ": " + refusal);
+    }
+    throw new LsaException(
+        "no LSA window of "
+            + bytes
+            + " bytes for "
+            + ranks.size()
+            + " ranks:\n"
+            + String.join("\n", refusals));
+  }
+
+  private static LsaProvider[] one(LsaProvider provider) {
+    return new LsaProvider[] {provider};
+  }
+
+  private static void checkSameArguments(List<Card> ranks) {
+    Card first = ranks.get(0);
+    for (int r = 1; r < ranks.size(); r++) {
+      Card other = ranks.get(r);
+      if (other.bytes() != first.bytes() || other.forced() != first.forced()) {
+        throw new IllegalArgumentException(
+            "LSA window: the ranks ask for different ones: rank 0 for "
+                + describe(first)
+                + ", rank "
+                + r
+                + " for "
+                + describe(other));
+      }
+    }
+  }
+
+  private static String describe(Card card) {
+    return card.bytes()
+        + " bytes by "
+        + (card.forced() < 0 ? "any provider" : LsaProvider.values()[card.forced()]);
+  }
+
+  /** One provider's try; every step ends with the ranks telling one another how it went. */
+  private static final class Attempt {
+    private final Communicator communicator;
+    private final Exchange exchange;
+    private final LsaProvider provider;
+    private final List<Card> ranks;
+    private final WindowMemory memory;
+    String refusal = "";
+
+    Attempt(Communicator communicator, Exchange exchange, LsaProvider provider, List<Card> ranks) {
+      this.communicator = communicator;
+      this.exchange = exchange;
+      this.provider = provider;
+      this.ranks = ranks;
+      long total = stampOffset(ranks.get(0).bytes()) + LINE;
+      this.memory =
+          switch (provider) {
+            case NCCL_WINDOW, CPU -> new NcclWindowMemory(communicator, total);
+            case CUDA_IPC -> new CudaIpcMemory(communicator, total);
+            case HOST_STAGED -> new HostStagedMemory(communicator, total);
+          };
+    }
+
+    private interface Step {
+      byte[] take();
+    }
+
+    /** Null if it failed on some rank; then everything is undone, and {@link #refusal} is set. */
+    @Nullable LsaWindow make() {
+      try {
+        byte @Nullable [][] offers = agree(this::allocate);
+        if (offers == null) {
+          closeAll();
+          return null;
+        }
+        long[][] bases = new long[1][];
+        boolean opened =
+            agree(
+                    () -> {
+                      bases[0] = memory.open(ranks, offers);
+                      return new byte[0];
+                    })
+                != null;
+        memory.opened();
+        if (!opened) {
+          closeAll();
+          return null;
+        }
+        LsaWindow window = new LsaWindow(communicator, exchange, provider, memory, bases[0], ranks);
+        boolean verified =
+            agree(
+                    () -> {
+                      window.verify("LSA window");
+                      window.lsa = Lsa.create(window);
+                      return new byte[0];
+                    })
+                != null;
+        if (!verified) {
+          if (window.lsa != null) {
+            window.lsa.close();
+          }
+          closeAll();
+          return null;
+        }
+        return window;
+      } catch (RuntimeException e) { // the communicator failed: the ranks cannot agree any more
+        try {
+          closeAll();
+        } catch (RuntimeException second) {
+          e.addSuppressed(second);
+        }
+        throw e;
+      }
+    }
+
+    private byte[] allocate() {
+      byte[] offer = memory.offer();
+      long stampOffset = stampOffset(ranks.get(0).bytes());
+      DeviceBuffer used = // a provider may round up
+          DeviceBuffer.wrap(
+              communicator.device(), DataType.UINT8, stampOffset + LINE, memory.local().address(0));
+      used.fill((byte) 0, exchange.stream());
+      byte[] stamp = stamp(ranks.get(0).token(), communicator.rank());
+      used.copyFrom(MemorySegment.ofArray(stamp), stampOffset, exchange.stream());
+      return offer;
+    }
+
+    /**
+     * Takes a step and tells the others.
+     *
+     * @return what the step gave on every rank, or null if it failed on one
+     */
+    private byte @Nullable [][] agree(Step step) {
+      ByteBuffer record = ByteBuffer.allocate(Exchange.RECORD);
+      try {
+        byte[] result = step.take();
+        record.put((byte) 0).put(result, 0, Math.min(result.length, record.remaining()));
+      } catch (RuntimeException e) {
+        if (communicator.state() != Communicator.State.READY) {
+          throw e;
+        }
+        record.clear();
+        Card.put(record.put((byte) 1), String.valueOf(e.getMessage()));
+      }
+      byte[][] all = exchange.allGather(record.array());
+      for (int r = 0; r < all.length; r++) {
+        if (all[r][0] != 0) {
+          ByteBuffer failed = ByteBuffer.wrap(all[r]).position(1);
+          refusal = "rank " + r + ": " + Card.text(failed);
+          return null;
+        }
+        all[r] = Arrays.copyOfRange(all[r], 1, all[r].length);
+      }
+      return all;
+    }
+
+    private void closeAll() {
+      try {
+        memory.closePeers();
+      } finally {
+        boolean together = communicator.endsResources();
+        if (together) {
+          exchange.barrier(); // nobody frees what another has mapped
+        }
+        memory.closeLocal();
+        if (together) {
+          exchange.barrier();
+        }
+      }
+    }
+  }
+
+  private void tell(LsaWindowEvent event) {
+    LOG.log(
+        System.Logger.Level.DEBUG,
+        "nccl-ffm: LSA window of {0} bytes by {1}, paths {2}",
+        bytes,
+        provider,
+        Arrays.toString(paths));
+    if (event.shouldCommit()) {
+      event.provider = provider.name();
+      event.bytes = bytes;
+      event.rank = communicator.rank();
+      event.size = bases.length;
+      event.commit();
     }
   }
 
   /** Size on each rank, in bytes. */
   public long bytes() {
-    return buffer.bytes();
+    return bytes;
   }
 
-  /** This rank's memory. */
+  /** This rank's memory. Closed with the window. */
   public DeviceBuffer local() {
-    return buffer;
+    return local;
+  }
+
+  Exchange exchange() {
+    return exchange;
+  }
+
+  /** The communicator that the window belongs to. */
+  public Communicator communicator() {
+    return communicator;
+  }
+
+  /** How it is mapped. */
+  public LsaProvider provider() {
+    return provider;
+  }
+
+  /** The ranks that it joins. */
+  public LsaTeam team() {
+    return memory.team();
+  }
+
+  /**
+   * What lies between this rank and another's memory.
+   *
+   * @param rank of the communicator
+   */
+  public LsaPath path(int rank) {
+    return paths[Objects.checkIndex(rank, paths.length)];
+  }
+
+  /**
+   * What kernels take: the windows of the ring neighbours, and the table of all ranks' addresses.
+   * Closed with the window.
+   */
+  public Lsa lsa() {
+    checkOpen("lsa");
+    return Objects.requireNonNull(lsa);
+  }
+
+  /** The {@code ncclWindow_t} where NCCL made the window, else a null pointer. */
+  public MemorySegment handle() {
+    checkOpen("handle");
+    return memory.handle();
   }
 
   /**
    * Where a rank's memory is, as kernels of this rank address it.
    *
+   * @param rank of the communicator, not of the team
    * @param offset in bytes
    * @param length bytes that must lie in the window from there
    * @throws IndexOutOfBoundsException if there is no such rank or the range leaves the window
+   * @throws IllegalArgumentException if the rank is outside the team: {@link LsaPath#NETWORK}
    * @throws IllegalStateException if the window is closed
    */
   public long address(int rank, long offset, long length) {
-    if (closed) {
-      throw new IllegalStateException("window of " + bytes() + " bytes is closed");
-    }
+    checkOpen("address");
     Objects.checkIndex(rank, bases.length);
-    Objects.checkFromIndexSize(offset, length, bytes());
+    Objects.checkFromIndexSize(offset, length, bytes);
+    if (bases[rank] == 0) {
+      throw new IllegalArgumentException(
+          "rank " + rank + " is not in the " + team() + ": only the network reaches it");
+    }
     return bases[rank] + offset;
   }
 
-  /** Deregisters ({@code ncclCommWindowDeregister}) and frees the memory. Collective. */
+  /**
+   * Which protocols and vector width data at an offset of this window can use.
+   *
+   * @param offset in bytes
+   * @param count elements
+   * @throws IndexOutOfBoundsException if they leave the window
+   */
+  public AlignmentReport alignmentReport(long offset, long count, DataType type) {
+    long address = address(communicator.rank(), offset, Math.multiplyExact(count, type.bytes()));
+    return AlignmentReport.of(address, count, type, offset);
+  }
+
+  private void checkOpen(String operation) {
+    if (closed) {
+      throw new IllegalStateException(
+          operation + ": the LSA window of " + bytes + " bytes is closed");
+    }
+  }
+
+  /**
+   * Refuses a window that is closed or belongs to another communicator.
+   *
+   * @param operation who asks, for the message
+   */
+  public void check(String operation, Communicator user) {
+    checkOpen(operation);
+    if (user != communicator) {
+      throw new IllegalArgumentException(
+          operation + ": the LSA window belongs to " + communicator + ", not to " + user);
+    }
+  }
+
+  /**
+   * Looks whether everything that a kernel would be given is what it says: the window is open, this
+   * rank's memory is on its device, and at each address lies the memory of that very rank (a stamp
+   * behind the window's last byte). Copies 128 bytes a rank. Not collective; for checked runs and
+   * for finding out what an illegal memory access came from.
+   *
+   * @param operation who asks, for the message
+   * @throws LsaException if something is not; it says what
+   */
+  public void verify(String operation) {
+    checkOpen(operation);
+    checkDevice(operation);
+    CudaStream stream = exchange.stream();
+    for (int r = 0; r < bases.length; r++) {
+      if (bases[r] != 0) {
+        verifyStamp(operation, r, stream);
+      }
+    }
+  }
+
+  private void checkDevice(String operation) {
+    CudaDevice device = communicator.device();
+    device.makeCurrent();
+    if (provider == LsaProvider.HOST_STAGED) {
+      return; // host memory is on no device
+    }
+    try (Arena arena = Arena.ofConfined()) {
+      MemorySegment attributes = cudaPointerAttributes.allocate(arena);
+      CudaException.check(
+          CudartH.cudaPointerGetAttributes(attributes, local.address(0)),
+          "cudaPointerGetAttributes",
+          device);
+      int on = cudaPointerAttributes.device(attributes);
+      if (on != device.ordinal()) {
+        throw new LsaException(
+            operation + ": the window's memory is on device " + on + ", not on " + device);
+      }
+    }
+  }
+
+  private void verifyStamp(String operation, int rank, CudaStream stream) {
+    MemorySegment address = MemorySegment.ofAddress(bases[rank] + stampOffset(bytes));
+    byte[] found = new byte[LINE];
+    DeviceBuffer.wrap(communicator.device(), DataType.UINT8, LINE, address)
+        .copyTo(MemorySegment.ofArray(found), stream);
+    if (!Arrays.equals(found, stamp(token, rank))) {
+      ByteBuffer read = ByteBuffer.wrap(found);
+      long magic = read.getLong();
+      long tokenFound = read.getLong();
+      throw new LsaException(
+          operation
+              + ": the memory at rank "
+              + rank
+              + "'s address is not that rank's window: "
+              + (magic != STAMP
+                  ? "its stamp is gone, something wrote behind the window's end"
+                  : tokenFound != token
+                      ? "it is another window's"
+                      : "it is rank " + read.getInt() + "'s"));
+    }
+  }
+
+  private static long stampOffset(long bytes) {
+    return Math.ceilDiv(bytes, LINE) * LINE;
+  }
+
+  private static byte[] stamp(long token, int rank) {
+    return ByteBuffer.allocate(LINE).putLong(STAMP).putLong(token).putInt(rank).array();
+  }
+
+  /** Unmaps and frees. Collective where the communicator is ready. */
   @Override
   public void close() {
     if (closed) {
       return;
     }
     closed = true;
+    local.close();
     communicator.disown(this);
-    try {
-      window.close();
-    } finally {
-      buffer.close();
+    if (communicator.device().isLost()) {
+      return; // CUDA would refuse every call
     }
+    boolean together = communicator.endsResources();
+    // Not looked up: a communicator that is closing has let go of its children already.
+    Runnable meet = exchange::barrier;
+    List<Runnable> steps = new ArrayList<>(); // run from the last to the first
+    if (together) {
+      steps.add(meet); // freeing waits for an idle device: no rank may start a kernel before
+    }
+    steps.add(memory::closeLocal);
+    if (together) {
+      steps.add(meet); // nobody frees what another has mapped
+    }
+    steps.add(memory::closePeers);
+    @Nullable Lsa given = lsa;
+    if (given != null) {
+      steps.add(given::close);
+    }
+    Cleanup.runAll(steps);
+  }
+
+  @Override
+  public String toString() {
+    return "LSA window of " + bytes + " bytes by " + provider + " on " + communicator;
   }
 }

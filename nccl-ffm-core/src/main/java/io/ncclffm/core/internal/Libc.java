@@ -11,9 +11,9 @@ import java.lang.invoke.MethodHandle;
 import org.jspecify.annotations.Nullable;
 
 /**
- * The few libc functions that the loader needs: its own {@code dlopen}, so that the system's reason
- * for a failure is known, and the C environment, which CUDA and NCCL read and {@link System#getenv}
- * only mirrors as it was at JVM start.
+ * The few libc functions that Java does not offer: {@code dlopen}, so that the system's reason for
+ * a failure is known; the C environment, which CUDA and NCCL read and {@link System#getenv} only
+ * mirrors as it was at JVM start; and files in memory that have no name.
  */
 @SuppressWarnings("restricted") // downcall handles and C strings: what this class is for
 final class Libc {
@@ -29,6 +29,11 @@ final class Libc {
       handle("setenv", FunctionDescriptor.of(JAVA_INT, ADDRESS, ADDRESS, JAVA_INT));
   private static final MethodHandle GETENV =
       handle("getenv", FunctionDescriptor.of(ADDRESS, ADDRESS));
+
+  private static final MethodHandle MEMFD_CREATE =
+      handle("memfd_create", FunctionDescriptor.of(JAVA_INT, ADDRESS, JAVA_INT));
+  private static final MethodHandle CLOSE =
+      handle("close", FunctionDescriptor.of(JAVA_INT, JAVA_INT));
 
   private Libc() {}
 
@@ -73,6 +78,24 @@ final class Libc {
     try (Arena arena = Arena.ofConfined()) {
       MemorySegment address = (MemorySegment) DLSYM.invokeExact(library, arena.allocateFrom(name));
       return address.address() == 0 ? null : address;
+    } catch (Throwable t) {
+      throw NativeText.rethrow(t);
+    }
+  }
+
+  /** A file without a name, in memory; -1 if the system gives none. */
+  static int memfdCreate(String name, int flags) {
+    try (Arena arena = Arena.ofConfined()) {
+      return (int) MEMFD_CREATE.invokeExact(arena.allocateFrom(name), flags);
+    } catch (Throwable t) {
+      throw NativeText.rethrow(t);
+    }
+  }
+
+  /** Closes a file descriptor. */
+  static int close(int fd) {
+    try {
+      return (int) CLOSE.invokeExact(fd);
     } catch (Throwable t) {
       throw NativeText.rethrow(t);
     }

@@ -1,0 +1,79 @@
+package io.ncclffm.lsa;
+
+import io.ncclffm.core.DataType;
+import io.ncclffm.core.DeviceBuffer;
+import java.util.ArrayList;
+import java.util.Collections;
+import java.util.EnumSet;
+import java.util.List;
+import java.util.Set;
+
+/**
+ * What the alignment of some data allows. Nothing is refused for its alignment: what cannot go the
+ * fast way goes element by element.
+ *
+ * @param vectorBytes width of the loads and stores: 16, 8, 4, 2 or 1
+ * @param fast the protocols that go at full speed with this data
+ * @param zeroCopy whether {@link LsaProtocol#SIMPLE} can leave the data where it is, in a window,
+ *     instead of copying it to one
+ * @param obstacles what keeps it from the faster ways, one sentence each; empty if nothing does
+ */
+public record AlignmentReport(
+    int vectorBytes, Set<LsaProtocol> fast, boolean zeroCopy, List<String> obstacles) {
+  private static final int VECTOR = 16;
+  private static final int WORD = 8;
+  private static final long NO_WINDOW = -1;
+
+  /**
+   * Of elements of a buffer that is in no window.
+   *
+   * @param offset the first element
+   * @throws IllegalArgumentException if they do not lie in the buffer
+   */
+  public static AlignmentReport of(DeviceBuffer buffer, long offset, long count) {
+    long address = buffer.address("alignmentReport", offset, count).address();
+    return of(address, count, buffer.type(), NO_WINDOW);
+  }
+
+  /**
+   * @param windowOffset in bytes, or {@link #NO_WINDOW}
+   */
+  static AlignmentReport of(long address, long count, DataType type, long windowOffset) {
+    long bytes = count * type.bytes();
+    List<String> obstacles = new ArrayList<>();
+    int vector = (int) Math.min(VECTOR, Long.lowestOneBit(address | VECTOR));
+    if (vector < VECTOR) {
+      obstacles.add(
+          "the address is a multiple of "
+              + vector
+              + " bytes only: loads and stores are "
+              + vector
+              + " bytes wide instead of 16, and LL128 goes element by element");
+    }
+    while (vector > bytes && vector > 1) {
+      vector /= 2;
+    }
+    EnumSet<LsaProtocol> fast = EnumSet.noneOf(LsaProtocol.class);
+    if (address % WORD == 0) {
+      fast.add(LsaProtocol.LL);
+    } else {
+      obstacles.add("the address is no multiple of 8 bytes: LL goes element by element");
+    }
+    if (address % VECTOR == 0) {
+      fast.add(LsaProtocol.LL128);
+      fast.add(LsaProtocol.SIMPLE);
+    }
+    boolean zeroCopy = windowOffset != NO_WINDOW && windowOffset % LsaWindow.LINE == 0;
+    if (windowOffset == NO_WINDOW) {
+      obstacles.add("the data is in no window: Simple copies it through one");
+    } else if (!zeroCopy) {
+      obstacles.add(
+          "the offset in the window is no multiple of 128 bytes: Simple copies the data first");
+    }
+    if (bytes % VECTOR != 0) {
+      obstacles.add("the last " + bytes % VECTOR + " bytes go element by element");
+    }
+    return new AlignmentReport(
+        vector, Collections.unmodifiableSet(fast), zeroCopy, List.copyOf(obstacles));
+  }
+}

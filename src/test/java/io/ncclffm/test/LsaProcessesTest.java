@@ -1,0 +1,133 @@
+package io.ncclffm.test;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+import static org.junit.jupiter.api.Assumptions.assumeFalse;
+
+import io.ncclffm.lsa.LsaProvider;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
+import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.CsvSource;
+
+/** Windows between ranks that are processes. On a GPU they need MPS to run at the same time. */
+class LsaProcessesTest {
+  private static final Duration START = Duration.ofSeconds(90);
+
+  private final List<ChildJvm> children = new ArrayList<>();
+
+  @BeforeEach
+  void needsTheShim() {
+    TestRanks.assumeShim();
+  }
+
+  @AfterEach
+  void endChildren() {
+    children.forEach(ChildJvm::close);
+  }
+
+  private void startRanks(int size, String provider, int rounds, String then, String... environment)
+      throws InterruptedException {
+    for (int r = 0; r < size; r++) {
+      ChildJvm.Setup setup =
+          ChildJvm.of(LsaProcess.class, "" + r, "" + size, provider, "" + rounds, then);
+      for (int i = 0; i < environment.length; i += 2) {
+        setup.environment(environment[i], environment[i + 1]);
+      }
+      children.add(setup.start());
+    }
+    String id = children.get(0).awaitLine("ID ", START);
+    for (int r = 1; r < size; r++) {
+      children.get(r).send(id);
+    }
+  }
+
+  private void awaitEnds() throws InterruptedException {
+    for (ChildJvm child : children) {
+      assertEquals(0, child.exitStatus(START), child.output());
+      child.awaitLine("ENDED", START);
+    }
+  }
+
+  private static void skipWhatIsNotHere(LsaProvider provider) {
+    assumeFalse(
+        provider == (TestRanks.onCpu() ? LsaProvider.NCCL_WINDOW : LsaProvider.CPU),
+        provider + " is not on this backend");
+  }
+
+  @ParameterizedTest
+  @CsvSource({
+    "2,NCCL_WINDOW", "2,CPU", "2,CUDA_IPC", "2,HOST_STAGED",
+    "4,NCCL_WINDOW", "4,CPU", "4,CUDA_IPC", "4,HOST_STAGED",
+    "8,NCCL_WINDOW", "8,CUDA_IPC", "8,HOST_STAGED"
+  })
+  void everyProcessReachesEveryOther(int size, LsaProvider provider) throws Exception {
+    skipWhatIsNotHere(provider);
+    assumeFalse(TestRanks.onCpu() && size == 8, "eight JVMs are too much for a small machine");
+    startRanks(size, provider.name(), TestRanks.onCpu() ? 50 : 20, "");
+    awaitEnds();
+    for (int r = 0; r < size; r++) {
+      String[] made = children.get(r).awaitLine("PROVIDER ", START).split(" ");
+      assertEquals(provider.name(), made[0]);
+      for (int p = 0; p < size; p++) {
+        assertEquals(p == r, made[1 + p].equals("SELF"), String.join(" ", made));
+      }
+      String left = children.get(r).awaitLine("LEFT ", START);
+      String[] figures = left.split(" ");
+      assertTrue(Long.parseLong(figures[1]) <= Long.parseLong(figures[0]) + 1, left);
+      assertTrue(Long.parseLong(figures[3]) <= Long.parseLong(figures[2]) + 20, left);
+    }
+  }
+
+  @ParameterizedTest
+  @CsvSource({"CPU", "CUDA_IPC", "HOST_STAGED"})
+  void windowsThatAreOpenAtAnAbortAreClosed(LsaProvider provider) throws Exception {
+    skipWhatIsNotHere(provider);
+    startRanks(2, provider.name(), 1, "abort");
+    awaitEnds();
+  }
+
+  @Test
+  void withoutPeerAccessTheHostIsTheWay() throws Exception {
+    TestRanks.assumeCpu("peer access cannot be taken away");
+    startRanks(
+        2,
+        "any",
+        1,
+        "",
+        "NCCLFFM_CPU_PEER_ACCESS",
+        "0",
+        "NCCLFFM_CPU_FAULTS",
+        "ncclCommWindowRegister:result=0");
+    awaitEnds();
+    for (ChildJvm child : children) {
+      child.awaitLine("PROVIDER HOST_STAGED", START);
+    }
+  }
+
+  /** One rank cannot open the others' memory: all of them get the same exception. */
+  @Test
+  void allRanksAreRefusedForTheSameReason() throws Exception {
+    TestRanks.assumeCpu("the fault is injected");
+    for (int r = 0; r < 3; r++) {
+      ChildJvm.Setup setup = ChildJvm.of(LsaProcess.class, "" + r, "3", "CUDA_IPC", "1", "");
+      if (r == 1) {
+        setup.environment("NCCLFFM_CPU_FAULTS", "cudaIpcOpenMemHandle:result=400");
+      }
+      children.add(setup.start());
+    }
+    String id = children.get(0).awaitLine("ID ", START);
+    children.get(1).send(id);
+    children.get(2).send(id);
+    awaitEnds();
+    String first = children.get(0).awaitLine("REFUSED ", START);
+    assertTrue(first.contains("CUDA_IPC: rank 1: cudaIpcOpenMemHandle"), first);
+    for (ChildJvm child : children) {
+      assertEquals(first, child.awaitLine("REFUSED ", START));
+    }
+  }
+}
