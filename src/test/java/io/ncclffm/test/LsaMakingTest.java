@@ -1,0 +1,208 @@
+package io.ncclffm.test;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import io.ncclffm.core.CudaDevice;
+import io.ncclffm.core.LocalWorld;
+import io.ncclffm.core.NcclGroup;
+import io.ncclffm.core.bindings.cudart.CudartH;
+import io.ncclffm.lsa.LsaException;
+import io.ncclffm.lsa.LsaProvider;
+import io.ncclffm.lsa.LsaWindow;
+import java.io.IOException;
+import java.io.UncheckedIOException;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.List;
+import java.util.stream.Stream;
+import jdk.jfr.Recording;
+import jdk.jfr.consumer.RecordedEvent;
+import jdk.jfr.consumer.RecordingFile;
+import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.io.TempDir;
+
+/** What happens around the making of a window: choice, refusals, and what is left as it was. */
+class LsaMakingTest {
+  @BeforeEach
+  void needsTheShim() {
+    TestRanks.assumeShim();
+  }
+
+  @AfterEach
+  void clearFaults() {
+    if (TestRanks.onCpu()) {
+      Faults.clear();
+    }
+  }
+
+  private static int enableAccess(CudaDevice from, CudaDevice to) {
+    from.makeCurrent();
+    int rc = CudartH.cudaDeviceEnablePeerAccess(to.ordinal(), 0);
+    assertEquals(rc, CudartH.cudaGetLastError(), "also clears the error");
+    return rc;
+  }
+
+  private static int disableAccess(CudaDevice from, CudaDevice to) {
+    from.makeCurrent();
+    int rc = CudartH.cudaDeviceDisablePeerAccess(to.ordinal());
+    assertEquals(rc, CudartH.cudaGetLastError(), "also clears the error");
+    return rc;
+  }
+
+  @Test
+  void peerAccessIsLeftAsItWasFound() {
+    TestRanks.prepare();
+    TestRanks.assumeDevices(2);
+    CudaDevice first = new CudaDevice(0);
+    CudaDevice second = new CudaDevice(1);
+    try (LocalWorld world = TestRanks.open(2)) {
+      assertEquals(0, enableAccess(first, second), "off at first");
+      // On from 0 to 1 and off from 1 to 0, and so it is again after two windows.
+      world.run(
+          r -> {
+            LsaWindow one = LsaWindow.create(r.communicator(), 4096, LsaProvider.CUDA_IPC);
+            LsaWindow two = LsaWindow.create(r.communicator(), 4096, LsaProvider.CUDA_IPC);
+            one.close();
+            two.verify("the other window needs the access still");
+            two.close();
+          });
+      assertEquals(
+          CudartH.cudaErrorPeerAccessAlreadyEnabled(),
+          enableAccess(first, second),
+          "what was on stays on");
+      assertEquals(
+          CudartH.cudaErrorPeerAccessNotEnabled(),
+          disableAccess(second, first),
+          "what was off is off");
+      assertEquals(0, disableAccess(first, second));
+    }
+  }
+
+  @Test
+  void hostStagedWindowsHaveNoFileAnyMore() {
+    try (LocalWorld world = TestRanks.open(2)) {
+      world.run(
+          r -> {
+            try (LsaWindow window =
+                LsaWindow.create(r.communicator(), 1 << 20, LsaProvider.HOST_STAGED)) {
+              window.verify("test");
+              assertEquals(List.of(), openWindowFiles());
+            }
+          });
+    }
+  }
+
+  private static List<String> openWindowFiles() {
+    try (Stream<Path> descriptors = Files.list(Path.of("/proc/self/fd"))) {
+      return descriptors
+          .map(LsaMakingTest::target)
+          .filter(file -> file.contains("ncclffm-window"))
+          .toList();
+    } catch (IOException e) {
+      throw new UncheckedIOException(e);
+    }
+  }
+
+  private static String target(Path descriptor) {
+    try {
+      return Files.readSymbolicLink(descriptor).toString();
+    } catch (IOException e) {
+      return ""; // closed meanwhile
+    }
+  }
+
+  /** NCCL reports success and gives no window where symmetric memory is not supported. */
+  @Test
+  void windowThatTheLibraryDoesNotGiveIsAnErrorOnEveryRank() {
+    TestRanks.assumeCpu("the fault is injected");
+    String[] texts = new String[3];
+    try (LocalWorld world = TestRanks.open(3)) {
+      Faults.inject("ncclCommWindowRegister:result=0");
+      world.run(
+          r ->
+              texts[r.rank()] =
+                  assertThrows(
+                          LsaException.class,
+                          () -> LsaWindow.create(r.communicator(), 4096, LsaProvider.CPU))
+                      .getMessage());
+      assertTrue(texts[0].contains("CPU: rank 0: ") && texts[0].contains("no window"), texts[0]);
+      assertEquals(List.of(texts[0], texts[0], texts[0]), List.of(texts));
+      // Left to themselves the ranks take the next provider.
+      world.run(
+          r -> {
+            try (LsaWindow window = LsaWindow.create(r.communicator(), 4096)) {
+              assertEquals(LsaProvider.CUDA_IPC, window.provider());
+            }
+          });
+      Faults.clear();
+      world.run(
+          r -> {
+            try (LsaWindow window = LsaWindow.create(r.communicator(), 4096)) {
+              assertEquals(LsaProvider.CPU, window.provider());
+            }
+          });
+    }
+  }
+
+  @Test
+  void rankWithoutMemoryFailsAllAndNothingIsTaken() {
+    TestRanks.assumeCpu("the fault is injected");
+    try (LocalWorld world = TestRanks.open(2)) {
+      Faults.inject("ncclMemAlloc:result=2,times=1");
+      String[] texts = new String[2];
+      world.run(
+          r ->
+              texts[r.rank()] =
+                  assertThrows(
+                          LsaException.class,
+                          () -> LsaWindow.create(r.communicator(), 4096, LsaProvider.CPU))
+                      .getMessage());
+      assertEquals(texts[0], texts[1]);
+      assertTrue(texts[0].contains("ncclMemAlloc"), texts[0]);
+      Faults.clear();
+      TestRanks.assertWorks(world);
+    }
+  }
+
+  @Test
+  void windowInAGroupIsRefused() {
+    try (LocalWorld world = TestRanks.open(1)) {
+      world.run(
+          r -> {
+            Messages.assertNames(
+                assertThrows(
+                    IllegalStateException.class,
+                    () -> NcclGroup.run(() -> LsaWindow.create(r.communicator(), 4096))),
+                "inside a group");
+          });
+    }
+  }
+
+  @Test
+  void flightRecorderTellsProviderAndSize(@TempDir Path folder) throws Exception {
+    Path file = folder.resolve("windows.jfr");
+    try (Recording recording = new Recording();
+        LocalWorld world = TestRanks.open(2)) {
+      recording.enable("io.ncclffm.LsaWindow");
+      recording.start();
+      world.run(r -> LsaWindow.create(r.communicator(), 12_345, LsaProvider.HOST_STAGED).close());
+      recording.stop();
+      recording.dump(file);
+    }
+    List<RecordedEvent> events =
+        RecordingFile.readAllEvents(file).stream()
+            .filter(event -> event.getEventType().getName().equals("io.ncclffm.LsaWindow"))
+            .toList();
+    assertEquals(2, events.size(), events.toString());
+    for (RecordedEvent event : events) {
+      assertEquals("HOST_STAGED", event.getString("provider"));
+      assertEquals(12_345, event.getLong("bytes"));
+      assertEquals(2, event.getInt("size"));
+      assertTrue(event.getDuration().toNanos() > 0);
+    }
+  }
+}
