@@ -5,6 +5,7 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import io.ncclffm.core.CudaDevice;
+import io.ncclffm.core.DeadlineException;
 import io.ncclffm.core.LocalWorld;
 import io.ncclffm.core.NcclGroup;
 import io.ncclffm.core.bindings.cudart.CudartH;
@@ -16,6 +17,9 @@ import java.io.UncheckedIOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.List;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.CyclicBarrier;
+import java.util.concurrent.TimeUnit;
 import java.util.stream.Stream;
 import jdk.jfr.Recording;
 import jdk.jfr.consumer.RecordedEvent;
@@ -165,6 +169,66 @@ class LsaMakingTest {
       assertTrue(texts[0].contains("ncclMemAlloc"), texts[0]);
       Faults.clear();
       TestRanks.assertWorks(world);
+    }
+  }
+
+  @Test
+  void wrongSizeOfOneRankIsAnErrorOfAll() {
+    try (LocalWorld world = TestRanks.open(3)) {
+      world.run(
+          r ->
+              Messages.assertNames(
+                  assertThrows(
+                      IllegalArgumentException.class,
+                      () -> LsaWindow.create(r.communicator(), r.rank() == 1 ? 0 : 4096)),
+                  "rank 0 for 4096 bytes",
+                  "rank 1 for 0 bytes"));
+      TestRanks.assertWorks(world);
+    }
+  }
+
+  /** The rank that waits leaves; the one that comes late must not take its leaving for consent. */
+  @Test
+  void rankThatIsInterruptedWhileItWaitsEndsTheMeetingForAll() {
+    CountDownLatch left = new CountDownLatch(1);
+    CyclicBarrier bothSeen = new CyclicBarrier(2);
+    try (LocalWorld world = TestRanks.open(2)) {
+      world.run(
+          r -> {
+            LsaWindow before = LsaWindow.create(r.communicator(), 4096);
+            if (r.rank() == 0) {
+              Thread.currentThread().interrupt();
+              assertThrows(DeadlineException.class, () -> LsaWindow.create(r.communicator(), 8192));
+              assertTrue(Thread.interrupted());
+              left.countDown();
+            } else {
+              assertTrue(left.await(30, TimeUnit.SECONDS));
+              Messages.assertNames(
+                  assertThrows(LsaException.class, () -> LsaWindow.create(r.communicator(), 8192)),
+                  "interrupted while it waited");
+            }
+            before.verify("what was there is there");
+            bothSeen.await(30, TimeUnit.SECONDS);
+            r.communicator().abort();
+          });
+    }
+  }
+
+  @Test
+  void ranksThatCloseDifferentWindowsAreToldSo() {
+    CyclicBarrier bothSeen = new CyclicBarrier(2);
+    try (LocalWorld world = TestRanks.open(2)) {
+      world.run(
+          r -> {
+            LsaWindow one = LsaWindow.create(r.communicator(), 4096, LsaProvider.CUDA_IPC);
+            LsaWindow two = LsaWindow.create(r.communicator(), 4096, LsaProvider.CUDA_IPC);
+            Messages.assertNames(
+                assertThrows(LsaException.class, () -> (r.rank() == 0 ? one : two).close()),
+                "rank 0 closes the window",
+                "rank 1 closes the window");
+            bothSeen.await(30, TimeUnit.SECONDS);
+            r.communicator().abort();
+          });
     }
   }
 

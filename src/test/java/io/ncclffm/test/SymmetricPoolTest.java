@@ -70,7 +70,8 @@ class SymmetricPoolTest {
               if (blocks.isEmpty() || random.nextInt(100) < 55) {
                 boolean page = random.nextBoolean();
                 long wanted = 1 + random.nextInt(random.nextInt(10) == 0 ? 200_000 : 10_000);
-                long size = (wanted + 127) / 128 * 128;
+                long unit = page ? SymmetricPool.PAGE : SymmetricPool.LINE;
+                long size = (wanted + unit - 1) / unit * unit;
                 long expected = model.place(size, page ? SymmetricPool.PAGE : SymmetricPool.LINE);
                 if (expected < 0) {
                   full++;
@@ -135,7 +136,7 @@ class SymmetricPoolTest {
             for (int p = 0; p < ranks; p++) {
               assertEquals(window.address(p, 4096, 1024), second.address(p));
             }
-            assertEquals(256, second.local(DataType.FLOAT32).count());
+            assertEquals(1024, second.local(DataType.FLOAT32).count(), "a whole page");
             second.close();
             first.close();
             assertThrows(IllegalStateException.class, () -> second.address(0));
@@ -165,6 +166,38 @@ class SymmetricPoolTest {
             different.close();
             assertThrows(LsaException.class, pool::verify);
             same.close();
+          });
+    }
+  }
+
+  /** Steps that a weaker hash took for the same. */
+  @Test
+  void similarStepsAreToldApart() {
+    try (LocalWorld world = TestRanks.open(2)) {
+      world.run(
+          r -> {
+            SymmetricPool pool =
+                SymmetricPool.over(LsaWindow.create(r.communicator(), BYTES), false);
+            pool.allocate(r.rank() == 0 ? 128 : 256);
+            pool.allocate(r.rank() == 0 ? 8064 : 128);
+            assertThrows(LsaException.class, pool::verify);
+          });
+    }
+  }
+
+  @Test
+  void wrongSizeOfOneRankIsAnErrorOfAll() {
+    try (LocalWorld world = TestRanks.open(2)) {
+      world.run(
+          r -> {
+            SymmetricPool pool =
+                SymmetricPool.over(LsaWindow.create(r.communicator(), BYTES), true);
+            Messages.assertNames(
+                assertThrows(LsaException.class, () -> pool.allocate(r.rank() == 0 ? 128 : 0)),
+                "rank 0 allocates 128 bytes",
+                "rank 1 asks wrongly for 0 bytes");
+            assertEquals(BYTES, pool.freeBytes());
+            pool.allocate(128).close();
           });
     }
   }

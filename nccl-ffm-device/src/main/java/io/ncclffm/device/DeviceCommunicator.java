@@ -216,7 +216,7 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
       if (closed) {
         throw new IllegalStateException("device communicator of " + communicator + " is closed");
       }
-      return struct;
+      return struct.asReadOnly();
     }
   }
 

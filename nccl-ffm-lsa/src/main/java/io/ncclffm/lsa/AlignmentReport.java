@@ -3,6 +3,7 @@ package io.ncclffm.lsa;
 import io.ncclffm.core.DataType;
 import io.ncclffm.core.DeviceBuffer;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.Collections;
 import java.util.EnumSet;
 import java.util.List;
@@ -75,5 +76,22 @@ public record AlignmentReport(
     }
     return new AlignmentReport(
         vector, Collections.unmodifiableSet(fast), zeroCopy, List.copyOf(obstacles));
+  }
+
+  /** Without the protocols that the way to some rank does not carry at full speed. */
+  AlignmentReport on(LsaProvider provider, LsaPath[] paths) {
+    EnumSet<LsaProtocol> left = EnumSet.noneOf(LsaProtocol.class);
+    left.addAll(fast);
+    List<String> more = new ArrayList<>(obstacles);
+    if (provider == LsaProvider.HOST_STAGED) {
+      left.remove(LsaProtocol.LL);
+      left.remove(LsaProtocol.LL128);
+      more.add("the window is in host memory: Simple is the protocol for it");
+    } else if (Arrays.asList(paths).contains(LsaPath.PCIE_P2P)) {
+      left.remove(LsaProtocol.LL128);
+      more.add("PCIe is on the way, which does not keep the 128 bytes of a line together");
+    }
+    return new AlignmentReport(
+        vectorBytes, Collections.unmodifiableSet(left), zeroCopy, List.copyOf(more));
   }
 }

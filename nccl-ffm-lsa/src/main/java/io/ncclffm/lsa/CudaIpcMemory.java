@@ -128,8 +128,10 @@ final class CudaIpcMemory implements WindowMemory {
 
   @Override
   public void closeLocal() {
-    if (own != null) {
-      own.leave();
+    @Nullable Shared mine = own;
+    if (mine != null) {
+      own = null;
+      mine.leave();
     } else if (local != null) {
       local.close();
     }

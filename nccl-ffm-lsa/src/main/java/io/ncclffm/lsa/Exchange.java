@@ -12,6 +12,7 @@ import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
 import java.util.Map;
+import java.util.Objects;
 import java.util.UUID;
 import java.util.concurrent.ConcurrentHashMap;
 import org.jspecify.annotations.Nullable;
@@ -25,6 +26,11 @@ final class Exchange implements AutoCloseable {
   /** Bytes of a record. */
   static final int RECORD = 512;
 
+  /** Bytes in front of it: what the rank is doing, so that ranks in different steps are noticed. */
+  private static final int HEADER = 64;
+
+  private static final int PACKET = HEADER + RECORD;
+
   private static final Duration TIMEOUT = Duration.ofMinutes(1);
   private static final UUID PROCESS = UUID.randomUUID();
   private static final Map<UUID, Meeting> MEETINGS = new ConcurrentHashMap<>();
@@ -35,7 +41,8 @@ final class Exchange implements AutoCloseable {
   private final DeviceBuffer all;
   private final List<Integer> local = new ArrayList<>(); // ranks in this process
   private UUID meetingId = PROCESS;
-  private Meeting meeting = new Meeting(1);
+  private @Nullable Meeting meeting;
+  private boolean chosenBefore;
 
   private Exchange(
       Communicator communicator, CudaStream stream, DeviceBuffer mine, DeviceBuffer all) {
@@ -49,21 +56,23 @@ final class Exchange implements AutoCloseable {
   static Exchange of(Communicator communicator) {
     @Nullable Exchange known = communicator.child(Exchange.class);
     if (known != null) {
+      if (known.meeting == null) {
+        throw new LsaException("the ranks of " + communicator + " did not meet; abort it");
+      }
       return known;
     }
+    communicator.throwIfFailed();
     if (NcclGroup.isActive()) {
       throw new IllegalStateException("the ranks cannot agree inside a group: end it first");
     }
     CudaStream stream = CudaStream.create(communicator.device());
     @Nullable DeviceBuffer mine = null;
+    Exchange made;
     try {
-      mine = DeviceBuffer.allocate(communicator.device(), DataType.UINT8, RECORD);
-      long bytes = (long) RECORD * communicator.size();
+      mine = DeviceBuffer.allocate(communicator.device(), DataType.UINT8, PACKET);
+      long bytes = (long) PACKET * communicator.size();
       DeviceBuffer all = DeviceBuffer.allocate(communicator.device(), DataType.UINT8, bytes);
-      Exchange made = new Exchange(communicator, stream, mine, all);
-      communicator.adopt(made);
-      made.findNeighbours();
-      return made;
+      made = new Exchange(communicator, stream, mine, all);
     } catch (RuntimeException e) {
       if (mine != null) {
         mine.close();
@@ -71,12 +80,17 @@ final class Exchange implements AutoCloseable {
       stream.close();
       throw e;
     }
+    // If the others do not come, a kernel waits on the stream, and freeing would wait for it: what
+    // is made so far stays until the communicator ends.
+    communicator.adopt(made);
+    made.findNeighbours();
+    return made;
   }
 
   /** The ranks in one process meet where the lowest of them says. */
   private void findNeighbours() {
     UUID proposal = UUID.randomUUID();
-    ByteBuffer record = ByteBuffer.allocate(RECORD);
+    ByteBuffer record = ByteBuffer.allocate(PACKET);
     put(record, PROCESS);
     put(record, proposal);
     byte[][] known = allGatherByNccl(record.array());
@@ -99,42 +113,65 @@ final class Exchange implements AutoCloseable {
   /**
    * Every rank's record. Collective; returns when all ranks have come.
    *
+   * @param step what the rank is doing, the same on all
    * @param record at most {@link #RECORD} bytes
+   * @throws LsaException on every rank, if they are not in the same step
    */
-  byte[][] allGather(byte[] record) {
+  byte[][] allGather(String step, byte[] record) {
     if (NcclGroup.isActive()) {
       throw new IllegalStateException("the ranks cannot agree inside a group: end it first");
     }
-    byte[] padded = Arrays.copyOf(record, RECORD);
+    ByteBuffer packet = ByteBuffer.allocate(PACKET);
+    Card.put(packet.limit(HEADER), step);
+    packet.limit(PACKET).position(HEADER).put(record);
     int place = local.indexOf(communicator.rank());
-    byte[][] met = meeting.exchange(place, padded, communicator, TIMEOUT);
-    return met.length == communicator.size() ? clone(met) : allGatherByNccl(padded);
-  }
-
-  private static byte[][] clone(byte[][] records) {
-    byte[][] copy = new byte[records.length][];
-    for (int r = 0; r < copy.length; r++) {
-      copy[r] = records[r].clone();
-    }
-    return copy;
-  }
-
-  private byte[][] allGatherByNccl(byte[] record) {
-    byte[] received = new byte[RECORD * communicator.size()];
-    mine.copyFrom(MemorySegment.ofArray(record), stream);
-    communicator.allGather(mine, all, stream);
-    stream.synchronize(TIMEOUT);
-    all.copyTo(MemorySegment.ofArray(received), stream);
-    byte[][] records = new byte[communicator.size()][];
-    for (int r = 0; r < records.length; r++) {
-      records[r] = Arrays.copyOfRange(received, r * RECORD, (r + 1) * RECORD);
+    byte[][] met =
+        Objects.requireNonNull(meeting).exchange(place, packet.array(), communicator, TIMEOUT);
+    byte[][] all = met.length == communicator.size() ? met : allGatherByNccl(packet.array());
+    byte[][] records = new byte[all.length][];
+    String first = Card.text(ByteBuffer.wrap(all[0]));
+    for (int r = 0; r < all.length; r++) {
+      String other = Card.text(ByteBuffer.wrap(all[r]));
+      if (!other.equals(first)) {
+        throw new LsaException("rank 0 " + first + ", but rank " + r + " " + other);
+      }
+      records[r] = Arrays.copyOfRange(all[r], HEADER, PACKET);
     }
     return records;
   }
 
-  /** Returns when every rank has come. */
-  void barrier() {
-    allGather(new byte[0]);
+  /** Lets the other ranks of this process know that this one cannot go on. */
+  void giveUp(String reason) {
+    Objects.requireNonNull(meeting).end(reason);
+  }
+
+  /** Whether no window was made on the communicator before. */
+  boolean isFirstChoice() {
+    boolean first = !chosenBefore;
+    chosenBefore = true;
+    return first;
+  }
+
+  private byte[][] allGatherByNccl(byte[] packet) {
+    byte[] received = new byte[PACKET * communicator.size()];
+    mine.copyFrom(MemorySegment.ofArray(packet), stream);
+    communicator.allGather(mine, all, stream);
+    stream.synchronize(TIMEOUT);
+    all.copyTo(MemorySegment.ofArray(received), stream);
+    byte[][] packets = new byte[communicator.size()][];
+    for (int r = 0; r < packets.length; r++) {
+      packets[r] = Arrays.copyOfRange(received, r * PACKET, (r + 1) * PACKET);
+    }
+    return packets;
+  }
+
+  /**
+   * Returns when every rank has come.
+   *
+   * @param step as of {@link #allGather}
+   */
+  void barrier(String step) {
+    allGather(step, new byte[0]);
   }
 
   /** For small copies of the agreeing parties. */
@@ -145,8 +182,10 @@ final class Exchange implements AutoCloseable {
   @Override
   public void close() {
     communicator.disown(this);
-    meeting.end();
-    MEETINGS.remove(meetingId, meeting);
+    if (meeting != null) {
+      meeting.end("a rank has ended " + communicator);
+      MEETINGS.remove(meetingId, meeting);
+    }
     try (mine;
         all) {
       stream.close();

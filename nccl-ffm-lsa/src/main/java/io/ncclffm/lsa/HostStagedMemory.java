@@ -154,8 +154,10 @@ final class HostStagedMemory implements WindowMemory {
 
   @Override
   public void closeLocal() {
-    if (own != null) {
-      own.leave();
+    @Nullable Shared mine = own;
+    if (mine != null) {
+      own = null;
+      mine.leave();
     } else if (memory != null) {
       memory.close();
     }

@@ -16,6 +16,7 @@ import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
 import java.util.Objects;
+import java.util.concurrent.atomic.AtomicBoolean;
 import org.jspecify.annotations.Nullable;
 
 /**
@@ -44,7 +45,7 @@ public final class LsaWindow implements AutoCloseable {
   private final LsaPath[] paths;
   private final long token;
   private @Nullable Lsa lsa;
-  private boolean closed;
+  private final AtomicBoolean closed = new AtomicBoolean();
 
   private LsaWindow(
       Communicator communicator,
@@ -85,13 +86,11 @@ public final class LsaWindow implements AutoCloseable {
    * @param forced the only provider to take, or null for the best that there is
    * @throws IllegalArgumentException on every rank, if the arguments differ or the size is not
    *     positive
+   * @throws IllegalStateException in a group
    * @throws LsaException on every rank, if no provider works on all of them; it tells why
    */
   public static LsaWindow create(
       Communicator communicator, long bytes, @Nullable LsaProvider forced) {
-    if (bytes <= 0 || bytes > Long.MAX_VALUE / 2) {
-      throw new IllegalArgumentException("LSA window of " + bytes + " bytes: must be positive");
-    }
     if (NcclGroup.isActive()) {
       throw new IllegalStateException("LSA window inside a group: end it first");
     }
@@ -101,10 +100,11 @@ public final class LsaWindow implements AutoCloseable {
     String noNcclWindow = NcclWindowMemory.refusal(communicator);
     List<Card> ranks = new ArrayList<>();
     for (byte[] record :
-        exchange.allGather(Card.of(communicator, bytes, forced, noNcclWindow).encode())) {
+        exchange.allGather(
+            "asks for a window", Card.of(communicator, bytes, forced, noNcclWindow).encode())) {
       ranks.add(Card.decode(record));
     }
-    checkSameArguments(ranks);
+    checkArguments(ranks);
     List<String> refusals = new ArrayList<>();
     for (LsaProvider provider : forced == null ? LsaProvider.values() : one(forced)) {
       String refusal = Paths.refusal(provider, ranks);
@@ -112,9 +112,8 @@ public final class LsaWindow implements AutoCloseable {
         Attempt attempt = new Attempt(communicator, exchange, provider, ranks);
         @Nullable LsaWindow made = attempt.make();
         if (made != null) {
-          communicator.adopt(made);
           event.end();
-          made.tell(event);
+          made.tell(event, refusals);
           return made;
         }
         refusal = attempt.refusal;
@@ -134,7 +133,7 @@ public final class LsaWindow implements AutoCloseable {
     return new LsaProvider[] {provider};
   }
 
-  private static void checkSameArguments(List<Card> ranks) {
+  private static void checkArguments(List<Card> ranks) {
     Card first = ranks.get(0);
     for (int r = 1; r < ranks.size(); r++) {
       Card other = ranks.get(r);
@@ -148,6 +147,10 @@ public final class LsaWindow implements AutoCloseable {
                 + describe(other));
       }
     }
+    if (first.bytes() <= 0 || first.bytes() > Long.MAX_VALUE / 2) {
+      throw new IllegalArgumentException(
+          "LSA window of " + first.bytes() + " bytes: must be positive");
+    }
   }
 
   private static String describe(Card card) {
@@ -157,7 +160,7 @@ public final class LsaWindow implements AutoCloseable {
   }
 
   /** One provider's try; every step ends with the ranks telling one another how it went. */
-  private static final class Attempt {
+  private static final class Attempt implements AutoCloseable {
     private final Communicator communicator;
     private final Exchange exchange;
     private final LsaProvider provider;
@@ -185,15 +188,17 @@ public final class LsaWindow implements AutoCloseable {
 
     /** Null if it failed on some rank; then everything is undone, and {@link #refusal} is set. */
     @Nullable LsaWindow make() {
+      communicator.adopt(this); // whatever ends the communicator meanwhile ends this too
       try {
-        byte @Nullable [][] offers = agree(this::allocate);
+        byte @Nullable [][] offers = agree("allocates", this::allocate);
         if (offers == null) {
-          closeAll();
+          undo();
           return null;
         }
         long[][] bases = new long[1][];
         boolean opened =
             agree(
+                    "opens",
                     () -> {
                       bases[0] = memory.open(ranks, offers);
                       return new byte[0];
@@ -201,33 +206,34 @@ public final class LsaWindow implements AutoCloseable {
                 != null;
         memory.opened();
         if (!opened) {
-          closeAll();
+          undo();
           return null;
         }
-        LsaWindow window = new LsaWindow(communicator, exchange, provider, memory, bases[0], ranks);
+        LsaWindow[] window = new LsaWindow[1];
         boolean verified =
             agree(
+                    "verifies",
                     () -> {
-                      window.verify("LSA window");
-                      window.lsa = Lsa.create(window);
+                      window[0] =
+                          new LsaWindow(communicator, exchange, provider, memory, bases[0], ranks);
+                      window[0].lsa = Lsa.create(window[0]);
+                      window[0].verify("LSA window");
                       return new byte[0];
                     })
                 != null;
         if (!verified) {
-          if (window.lsa != null) {
-            window.lsa.close();
+          if (window[0] != null && window[0].lsa != null) {
+            window[0].lsa.close();
           }
-          closeAll();
+          undo();
           return null;
         }
-        return window;
-      } catch (RuntimeException e) { // the communicator failed: the ranks cannot agree any more
-        try {
-          closeAll();
-        } catch (RuntimeException second) {
-          e.addSuppressed(second);
-        }
-        throw e;
+        communicator.adopt(window[0]);
+        communicator.disown(this);
+        return window[0];
+      } catch (RuntimeException e) { // the ranks cannot agree any more
+        exchange.giveUp("rank " + communicator.rank() + ": " + e.getMessage());
+        throw e; // the communicator still has this, and ends it when its kernels have ended
       }
     }
 
@@ -248,19 +254,22 @@ public final class LsaWindow implements AutoCloseable {
      *
      * @return what the step gave on every rank, or null if it failed on one
      */
-    private byte @Nullable [][] agree(Step step) {
+    private byte @Nullable [][] agree(String what, Step step) {
       ByteBuffer record = ByteBuffer.allocate(Exchange.RECORD);
       try {
         byte[] result = step.take();
         record.put((byte) 0).put(result, 0, Math.min(result.length, record.remaining()));
       } catch (RuntimeException e) {
+        LOG.log(System.Logger.Level.DEBUG, "nccl-ffm: LSA window by " + provider, e);
         if (communicator.state() != Communicator.State.READY) {
           throw e;
         }
         record.clear();
         Card.put(record.put((byte) 1), String.valueOf(e.getMessage()));
       }
-      byte[][] all = exchange.allGather(record.array());
+      byte[][] all =
+          exchange.allGather(
+              what + " the window " + Long.toHexString(ranks.get(0).token()), record.array());
       for (int r = 0; r < all.length; r++) {
         if (all[r][0] != 0) {
           ByteBuffer failed = ByteBuffer.wrap(all[r]).position(1);
@@ -272,29 +281,64 @@ public final class LsaWindow implements AutoCloseable {
       return all;
     }
 
-    private void closeAll() {
-      try {
-        memory.closePeers();
-      } finally {
-        boolean together = communicator.endsResources();
-        if (together) {
-          exchange.barrier(); // nobody frees what another has mapped
-        }
-        memory.closeLocal();
-        if (together) {
-          exchange.barrier();
-        }
-      }
+    /** On every rank, after a step that failed on one. */
+    private void undo() {
+      communicator.disown(this);
+      closeTogether(communicator, exchange, memory, ranks.get(0).token(), List.of());
+    }
+
+    /** By the communicator, which ends. */
+    @Override
+    public void close() {
+      communicator.disown(this);
+      List<Runnable> steps = new ArrayList<>();
+      steps.add(memory::closeLocal);
+      steps.add(memory::closePeers);
+      Cleanup.runAll(steps);
     }
   }
 
-  private void tell(LsaWindowEvent event) {
+  /**
+   * Unmaps and frees; where the communicator is ready all ranks do it together. Nobody frees what
+   * another has mapped, and nobody goes on to start a kernel while another frees, which would wait
+   * for it on a GPU that they share.
+   */
+  private static void closeTogether(
+      Communicator communicator,
+      Exchange exchange,
+      WindowMemory memory,
+      long token,
+      List<Runnable> first) {
+    boolean together = communicator.endsResources();
+    List<Runnable> steps = new ArrayList<>(); // run from the last to the first
+    if (together) {
+      steps.add(() -> exchange.barrier("freed the window " + Long.toHexString(token)));
+    }
+    steps.add(memory::closeLocal);
+    if (together) {
+      steps.add(() -> exchange.barrier("closes the window " + Long.toHexString(token)));
+    }
+    steps.add(memory::closePeers);
+    steps.addAll(first);
+    Cleanup.runAll(steps);
+  }
+
+  /** The first choice on a communicator is of interest; the others will be the same. */
+  private void tell(LsaWindowEvent event, List<String> refusals) {
+    System.Logger.Level level =
+        !exchange.isFirstChoice()
+            ? System.Logger.Level.DEBUG
+            : provider == LsaProvider.HOST_STAGED
+                ? System.Logger.Level.WARNING
+                : System.Logger.Level.INFO;
     LOG.log(
-        System.Logger.Level.DEBUG,
-        "nccl-ffm: LSA window of {0} bytes by {1}, paths {2}",
-        bytes,
+        level,
+        "nccl-ffm: LSA windows of {0} by {1}{2}, paths {3}{4}",
+        communicator,
         provider,
-        Arrays.toString(paths));
+        provider == LsaProvider.HOST_STAGED ? " (slow: through host memory)" : "",
+        Arrays.toString(paths),
+        refusals.isEmpty() ? "" : "; instead of\n" + String.join("\n", refusals));
     if (event.shouldCommit()) {
       event.provider = provider.name();
       event.bytes = bytes;
@@ -387,11 +431,11 @@ public final class LsaWindow implements AutoCloseable {
    */
   public AlignmentReport alignmentReport(long offset, long count, DataType type) {
     long address = address(communicator.rank(), offset, Math.multiplyExact(count, type.bytes()));
-    return AlignmentReport.of(address, count, type, offset);
+    return AlignmentReport.of(address, count, type, offset).on(provider, paths);
   }
 
   private void checkOpen(String operation) {
-    if (closed) {
+    if (closed.get()) {
       throw new IllegalStateException(
           operation + ": the LSA window of " + bytes + " bytes is closed");
     }
@@ -423,6 +467,12 @@ public final class LsaWindow implements AutoCloseable {
     checkOpen(operation);
     checkDevice(operation);
     CudaStream stream = exchange.stream();
+    long[] table = new long[bases.length];
+    Objects.requireNonNull(lsa).peers().copyTo(table, stream);
+    if (!Arrays.equals(table, bases)) {
+      throw new LsaException(
+          operation + ": the table of the ranks' addresses in device memory was written over");
+    }
     for (int r = 0; r < bases.length; r++) {
       if (bases[r] != 0) {
         verifyStamp(operation, r, stream);
@@ -453,8 +503,13 @@ public final class LsaWindow implements AutoCloseable {
   private void verifyStamp(String operation, int rank, CudaStream stream) {
     MemorySegment address = MemorySegment.ofAddress(bases[rank] + stampOffset(bytes));
     byte[] found = new byte[LINE];
-    DeviceBuffer.wrap(communicator.device(), DataType.UINT8, LINE, address)
-        .copyTo(MemorySegment.ofArray(found), stream);
+    try {
+      DeviceBuffer.wrap(communicator.device(), DataType.UINT8, LINE, address)
+          .copyTo(MemorySegment.ofArray(found), stream);
+    } catch (CudaException e) {
+      throw new LsaException(
+          operation + ": nothing is at rank " + rank + "'s address: " + e.getMessage());
+    }
     if (!Arrays.equals(found, stamp(token, rank))) {
       ByteBuffer read = ByteBuffer.wrap(found);
       long magic = read.getLong();
@@ -480,35 +535,24 @@ public final class LsaWindow implements AutoCloseable {
     return ByteBuffer.allocate(LINE).putLong(STAMP).putLong(token).putInt(rank).array();
   }
 
-  /** Unmaps and frees. Collective where the communicator is ready. */
+  /**
+   * Unmaps and frees. Collective where the communicator is ready, and in the same order on every
+   * rank.
+   */
   @Override
   public void close() {
-    if (closed) {
+    if (!closed.compareAndSet(false, true)) {
       return;
     }
-    closed = true;
     local.close();
     communicator.disown(this);
     if (communicator.device().isLost()) {
+      exchange.giveUp("rank " + communicator.rank() + " has lost its device");
       return; // CUDA would refuse every call
     }
-    boolean together = communicator.endsResources();
-    // Not looked up: a communicator that is closing has let go of its children already.
-    Runnable meet = exchange::barrier;
-    List<Runnable> steps = new ArrayList<>(); // run from the last to the first
-    if (together) {
-      steps.add(meet); // freeing waits for an idle device: no rank may start a kernel before
-    }
-    steps.add(memory::closeLocal);
-    if (together) {
-      steps.add(meet); // nobody frees what another has mapped
-    }
-    steps.add(memory::closePeers);
     @Nullable Lsa given = lsa;
-    if (given != null) {
-      steps.add(given::close);
-    }
-    Cleanup.runAll(steps);
+    List<Runnable> first = given == null ? List.of() : List.of(given::close);
+    closeTogether(communicator, exchange, memory, token, first);
   }
 
   @Override

@@ -17,7 +17,7 @@ final class Meeting {
   private byte[][] result = new byte[0][];
   private int arrived;
   private long round;
-  private boolean over;
+  private String over = "";
 
   Meeting(int ranks) {
     records = new byte[ranks][];
@@ -28,12 +28,13 @@ final class Meeting {
    *
    * @param place of the caller among the ranks that meet, from 0
    * @return what each of them brought
-   * @throws DeadlineException if one does not come
+   * @throws DeadlineException if one does not come; then nobody can meet here any more
    * @throws io.ncclffm.core.NcclException if the communicator fails meanwhile
-   * @throws IllegalStateException if a rank has ended its communicator
+   * @throws LsaException if another rank has given up or ended its communicator
    */
   synchronized byte[][] exchange(
       int place, byte[] record, Communicator communicator, Duration timeout) {
+    checkNotOver(communicator);
     long deadline = System.nanoTime() + timeout.toNanos();
     records[place] = record;
     arrived++;
@@ -46,12 +47,15 @@ final class Meeting {
       return result;
     }
     while (round == mine) {
-      if (over) {
+      checkNotOver(communicator);
+      try {
         communicator.throwIfFailed();
-        throw new IllegalStateException("another rank has ended " + communicator);
+      } catch (RuntimeException e) {
+        end("a rank's communicator failed: " + e.getMessage());
+        throw e;
       }
-      communicator.throwIfFailed();
       if (System.nanoTime() - deadline > 0) {
+        end("a rank waited for the others in vain");
         throw new DeadlineException(
             (records.length - arrived)
                 + " of "
@@ -65,6 +69,7 @@ final class Meeting {
         wait(LOOK_MILLIS);
       } catch (InterruptedException e) {
         Thread.currentThread().interrupt();
+        end("a rank was interrupted while it waited for the others");
         throw new DeadlineException("interrupted while waiting for the other ranks");
       }
     }
@@ -72,9 +77,18 @@ final class Meeting {
     return result;
   }
 
-  /** A rank's communicator has ended: nobody waits for it any more. */
-  synchronized void end() {
-    over = true;
-    notifyAll();
+  private void checkNotOver(Communicator communicator) {
+    if (!over.isEmpty()) {
+      communicator.throwIfFailed();
+      throw new LsaException(over);
+    }
+  }
+
+  /** Nobody waits here any more, for the first reason given. */
+  synchronized void end(String reason) {
+    if (over.isEmpty()) {
+      over = reason;
+      notifyAll();
+    }
   }
 }

@@ -56,6 +56,11 @@ final class NcclWindowMemory implements WindowMemory {
     Team lsa = communicator.teamLsa();
     LsaTeam members = new LsaTeam(lsa, communicator.rank());
     team = members;
+    boolean oneHost = ranks.stream().allMatch(rank -> rank.isSameHost(ranks.get(0)));
+    if (oneHost && lsa.size() < communicator.size()) {
+      throw new LsaException(
+          "NCCL joins only the " + members + ", though all ranks are on one host");
+    }
     long[] bases = new long[communicator.size()];
     for (int i = 0; i < lsa.size(); i++) {
       int rank = members.worldRank(i);

@@ -6,7 +6,6 @@ import java.lang.foreign.MemorySegment;
 import java.nio.ByteBuffer;
 import java.util.Locale;
 import java.util.Map;
-import java.util.Objects;
 import java.util.TreeMap;
 import org.jspecify.annotations.Nullable;
 
@@ -28,7 +27,8 @@ public final class SymmetricPool {
   private enum Action {
     ALLOCATES,
     FREES,
-    FINDS_NO_ROOM_FOR
+    FINDS_NO_ROOM_FOR,
+    ASKS_WRONGLY_FOR
   }
 
   private final LsaWindow window;
@@ -134,9 +134,13 @@ public final class SymmetricPool {
 
   private synchronized Block allocate(long bytes, long alignment) {
     if (bytes <= 0) {
+      step(Action.ASKS_WRONGLY_FOR, 0, bytes);
       throw new IllegalArgumentException("block of " + bytes + " bytes: must be positive");
     }
-    long size = bytes > Long.MAX_VALUE - LINE ? Long.MAX_VALUE : Math.ceilDiv(bytes, LINE) * LINE;
+    long size =
+        bytes > Long.MAX_VALUE - alignment
+            ? Long.MAX_VALUE
+            : Math.ceilDiv(bytes, alignment) * alignment;
     Map.@Nullable Entry<Long, Long> range = find(size, alignment);
     if (range == null) {
       step(Action.FINDS_NO_ROOM_FOR, 0, size);
@@ -209,12 +213,20 @@ public final class SymmetricPool {
               .putLong(offset)
               .putLong(size)
               .array();
-      compare(window.exchange().allGather(mine));
+      compare(window.exchange().allGather("allocates or frees in a pool", mine));
     }
-    if (action != Action.FINDS_NO_ROOM_FOR) {
+    if (action == Action.ALLOCATES || action == Action.FREES) {
       serial = next;
-      history = 31 * history + Objects.hash(action.ordinal(), offset, size);
+      history = mix(mix(mix(history + action.ordinal()) + offset) + size);
     }
+  }
+
+  /** Spreads every bit over all 64 (the finalizer of splitmix64). */
+  private static long mix(long value) {
+    long z = value + 0x9e3779b97f4a7c15L;
+    z = (z ^ z >>> 30) * 0xbf58476d1ce4e5b9L;
+    z = (z ^ z >>> 27) * 0x94d049bb133111ebL;
+    return z ^ z >>> 31;
   }
 
   private static void compare(byte[][] steps) {
@@ -239,7 +251,8 @@ public final class SymmetricPool {
     Action action = Action.values()[(int) in.getLong()];
     long offset = in.getLong();
     long size = in.getLong();
-    String what = size + " bytes" + (action == Action.FINDS_NO_ROOM_FOR ? "" : " at " + offset);
+    boolean placed = action == Action.ALLOCATES || action == Action.FREES;
+    String what = size + " bytes" + (placed ? " at " + offset : "");
     return action.name().toLowerCase(Locale.ROOT).replace('_', ' ')
         + " "
         + what
@@ -254,7 +267,7 @@ public final class SymmetricPool {
    */
   public synchronized void verify() {
     byte[] mine = ByteBuffer.allocate(2 * Long.BYTES).putLong(serial).putLong(history).array();
-    byte[][] all = window.exchange().allGather(mine);
+    byte[][] all = window.exchange().allGather("verifies a pool", mine);
     for (int r = 1; r < all.length; r++) {
       ByteBuffer first = ByteBuffer.wrap(all[0]);
       ByteBuffer other = ByteBuffer.wrap(all[r]);
