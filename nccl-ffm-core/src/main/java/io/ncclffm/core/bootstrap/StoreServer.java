@@ -22,7 +22,7 @@ import java.util.concurrent.locks.ReentrantLock;
 import org.jspecify.annotations.Nullable;
 
 /**
- * Rank 0's side of {@link TcpExchange}. A virtual thread accepts, one more for each connection
+ * Rank 0's side of {@link TcpExchange}. A thread accepts, and a virtual one for each connection
  * speaks with it, and the caller's thread waits, alone decides, and sends the id.
  */
 final class StoreServer implements AutoCloseable {
@@ -102,7 +102,8 @@ final class StoreServer implements AutoCloseable {
       try {
         ServerSocket listener = bind(address, ranks.size());
         StoreServer server = new StoreServer(listener, ranks, secret, limits, deadline);
-        Thread.ofVirtual().name("ncclffm-bootstrap-accept").start(server::accept);
+        // Not virtual: a close leaves the port open until a virtual thread in accept has run again.
+        Thread.ofPlatform().daemon().name("ncclffm-bootstrap-accept").start(server::accept);
         return server;
       } catch (IOException e) {
         if (patience.passed()) {
