@@ -1,14 +1,12 @@
 package io.ncclffm.test;
 
-import io.ncclffm.core.Nccl;
+import io.ncclffm.core.internal.NativeLibraries;
 import java.lang.foreign.Arena;
 import java.lang.foreign.FunctionDescriptor;
 import java.lang.foreign.Linker;
 import java.lang.foreign.MemorySegment;
-import java.lang.foreign.SymbolLookup;
 import java.lang.foreign.ValueLayout;
 import java.lang.invoke.MethodHandle;
-import java.nio.file.Path;
 import org.jspecify.annotations.Nullable;
 
 /**
@@ -23,12 +21,10 @@ final class Faults {
   @SuppressWarnings("restricted") // the function's own descriptor
   private static MethodHandle find() {
     TestRanks.assumeCpu("faults are injected");
-    // The library stays open: NCCL FFM never closes it, and this is the same one.
-    SymbolLookup library =
-        SymbolLookup.libraryLookup(Path.of(Nccl.versions().nccl().file()), Arena.global());
+    // Not by its file: out of a jar it was a temporary one, which is gone.
     return Linker.nativeLinker()
         .downcallHandle(
-            library.findOrThrow("ncclFfmCpuSetFaults"),
+            NativeLibraries.nccl().findOrThrow("ncclFfmCpuSetFaults"),
             FunctionDescriptor.of(ValueLayout.JAVA_INT, ValueLayout.ADDRESS));
   }
 

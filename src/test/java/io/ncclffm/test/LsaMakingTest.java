@@ -46,14 +46,14 @@ class LsaMakingTest {
   private static int enableAccess(CudaDevice from, CudaDevice to) {
     from.makeCurrent();
     int rc = CudartH.cudaDeviceEnablePeerAccess(to.ordinal(), 0);
-    assertEquals(rc, CudartH.cudaGetLastError(), "also clears the error");
+    int unused = CudartH.cudaGetLastError(); // clears it
     return rc;
   }
 
   private static int disableAccess(CudaDevice from, CudaDevice to) {
     from.makeCurrent();
     int rc = CudartH.cudaDeviceDisablePeerAccess(to.ordinal());
-    assertEquals(rc, CudartH.cudaGetLastError(), "also clears the error");
+    int unused = CudartH.cudaGetLastError(); // clears it
     return rc;
   }
 

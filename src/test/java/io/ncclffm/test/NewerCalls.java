@@ -10,12 +10,12 @@ import io.ncclffm.core.DataType;
 import io.ncclffm.core.DeviceBuffer;
 import io.ncclffm.core.LocalWorld;
 import io.ncclffm.core.NcclGroup;
+import io.ncclffm.core.NcclParameters;
 import io.ncclffm.core.NcclUniqueId;
 import io.ncclffm.core.NcclWindow;
 import io.ncclffm.core.ReduceOp;
 import io.ncclffm.core.Team;
 import io.ncclffm.core.UnsupportedByLibraryException;
-import io.ncclffm.device.DeviceCommunicator;
 import java.util.List;
 import java.util.function.Consumer;
 
@@ -154,18 +154,19 @@ final class NewerCalls {
           call("rankToWorld", g -> g.comm.rankToWorld(ALONE, 0), "ncclTeamRankToWorld"),
           call("rankToLsa", g -> g.comm.rankToLsa(ALONE, 0), "ncclTeamRankToLsa"),
           call(
-              "DeviceCommunicator",
-              g -> DeviceCommunicator.create(g.comm).close(),
-              "ncclCommWindowRegister"),
-          call(
-              "DeviceCommunicator of two ranks",
+              "lsaPointer of a window",
               g -> {
-                try (LocalWorld world = LocalWorld.open(2)) {
-                  world.run(rank -> DeviceCommunicator.create(rank.communicator()).close());
+                try (DeviceBuffer x =
+                        DeviceBuffer.allocateForWindow(g.comm.device(), DataType.UINT8, 4096);
+                    NcclWindow window = g.comm.registerWindow(x)) {
+                  window.lsaPointer(0, 0);
                 }
               },
               "ncclCommWindowRegister",
               "ncclGetLsaDevicePointer"),
+          call("all parameters", g -> NcclParameters.all(), "ncclParamGetAllParameterKeys"),
+          call(
+              "one parameter", g -> NcclParameters.get("NCCL_DEBUG_FILE"), "ncclParamGetParameter"),
           call("LocalWorld of 9 ranks", g -> LocalWorld.open(9).close(), "9 ranks on 8 GPUs"),
           call(
               "allReduce of FLOAT8_E4M3",

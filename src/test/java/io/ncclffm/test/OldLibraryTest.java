@@ -174,6 +174,9 @@ class OldLibraryTest {
         newerMethods().map(Row::function).collect(Collectors.toCollection(TreeSet::new));
     // Closing a window, which there is only where the library has both functions.
     expected.remove("ncclCommWindowDeregister");
+    // The CPU backend, which stands in for all versions, has none.
+    expected.remove("ncclDevCommCreate");
+    expected.remove("ncclDevCommDestroy");
 
     TreeSet<String> called =
         NewerCalls.CALLS.stream()

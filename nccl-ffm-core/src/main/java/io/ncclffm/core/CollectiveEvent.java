@@ -15,6 +15,9 @@ import jdk.jfr.StackTrace;
 @Description("A collective, send, receive or one-sided operation was enqueued on a stream")
 @StackTrace(false)
 final class CollectiveEvent extends Event {
+  /** Tells whether anyone records; an event made for that alone would cost memory each time. */
+  static final CollectiveEvent PROBE = new CollectiveEvent();
+
   @Label("Operation")
   String operation = "";
 

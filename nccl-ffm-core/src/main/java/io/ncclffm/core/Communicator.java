@@ -1163,8 +1163,8 @@ public final class Communicator implements AutoCloseable, FailureSource {
       @Nullable ReduceOp op,
       int peer,
       CudaStream stream) {
-    CollectiveEvent event = new CollectiveEvent();
-    if (event.shouldCommit()) {
+    if (CollectiveEvent.PROBE.isEnabled()) {
+      CollectiveEvent event = new CollectiveEvent();
       event.operation = operation;
       event.bytes = type == null ? 0 : count * type.bytes();
       event.type = type == null ? "" : type.name();

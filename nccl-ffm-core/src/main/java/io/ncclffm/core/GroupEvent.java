@@ -12,6 +12,9 @@ import jdk.jfr.Name;
 @Category("NCCL")
 @Description("Calls that NCCL carried out together")
 final class GroupEvent extends Event {
+  /** Tells whether anyone records. */
+  static final GroupEvent PROBE = new GroupEvent();
+
   @Label("Communicators")
   int communicators;
 

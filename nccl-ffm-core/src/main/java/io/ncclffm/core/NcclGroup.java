@@ -85,8 +85,10 @@ public final class NcclGroup {
   }
 
   private void runHere(Runnable body, @Nullable MemorySegment simulation) {
-    GroupEvent event = new GroupEvent();
-    event.begin();
+    @Nullable GroupEvent event = GroupEvent.PROBE.isEnabled() ? new GroupEvent() : null;
+    if (event != null) {
+      event.begin();
+    }
     int rc = NcclH.ncclGroupStart();
     if (rc != 0) {
       throw NcclException.of("ncclGroupStart", rc, "");
@@ -117,9 +119,11 @@ public final class NcclGroup {
       members.forEach(Communicator::releaseAfterGroup);
       trouble = end(firstTrouble, rc == IN_PROGRESS);
       firstTrouble = null;
-      event.communicators = members.size();
-      event.failed = trouble != null;
-      event.commit();
+      if (event != null) {
+        event.communicators = members.size();
+        event.failed = trouble != null;
+        event.commit();
+      }
       members.clear();
       pending.clear();
     }

@@ -326,11 +326,9 @@ public final class LsaWindow implements AutoCloseable {
   /** The first choice on a communicator is of interest; the others will be the same. */
   private void tell(LsaWindowEvent event, List<String> refusals) {
     System.Logger.Level level =
-        !exchange.isFirstChoice()
-            ? System.Logger.Level.DEBUG
-            : provider == LsaProvider.HOST_STAGED
-                ? System.Logger.Level.WARNING
-                : System.Logger.Level.INFO;
+        exchange.isFirstChoice() && provider == LsaProvider.HOST_STAGED
+            ? System.Logger.Level.WARNING
+            : System.Logger.Level.DEBUG;
     LOG.log(
         level,
         "nccl-ffm: LSA windows of {0} by {1}{2}, paths {3}{4}",

@@ -3,9 +3,10 @@ package io.ncclffm.lsa;
 import io.ncclffm.core.Communicator;
 import io.ncclffm.core.DataType;
 import io.ncclffm.core.DeviceBuffer;
-import io.ncclffm.core.Nccl;
 import io.ncclffm.core.NcclWindow;
 import io.ncclffm.core.Team;
+import io.ncclffm.core.UnsupportedByLibraryException;
+import io.ncclffm.core.internal.NativeLibraries;
 import java.lang.foreign.MemorySegment;
 import java.util.List;
 import java.util.Objects;
@@ -26,14 +27,15 @@ final class NcclWindowMemory implements WindowMemory {
 
   /** Why the loaded NCCL cannot do it on this communicator, or "". */
   static String refusal(Communicator communicator) {
-    for (String function : List.of("ncclCommWindowRegister", "ncclGetLsaDevicePointer")) {
-      if (!Nccl.supports(function)) {
-        return "NCCL " + Nccl.versions().nccl().version() + " has no " + function;
-      }
+    try {
+      NativeLibraries.requireNccl("ncclCommWindowRegister", "2.27.3");
+      NativeLibraries.requireNccl("ncclGetLsaDevicePointer", "2.29.2");
+      return communicator.properties().deviceApiSupport()
+          ? ""
+          : "NCCL reports no device API support for this communicator";
+    } catch (UnsupportedByLibraryException e) {
+      return String.valueOf(e.getMessage());
     }
-    return communicator.properties().deviceApiSupport()
-        ? ""
-        : "NCCL reports no device API support for this communicator";
   }
 
   @Override
