@@ -8,7 +8,6 @@ import io.ncclffm.core.CudaDevice;
 import io.ncclffm.core.CudaException;
 import io.ncclffm.core.DataType;
 import io.ncclffm.core.DeviceBuffer;
-import io.ncclffm.core.Team;
 import io.ncclffm.core.bindings.cudart.CudartH;
 import io.ncclffm.core.bindings.cudart.cudaIpcMemHandle_t;
 import java.lang.foreign.Arena;
@@ -118,7 +117,7 @@ final class CudaIpcMemory implements WindowMemory {
 
   @Override
   public LsaTeam team() {
-    return new LsaTeam(new Team(communicator.size(), communicator.rank(), 1), communicator.rank());
+    return LsaTeam.ofAll(communicator);
   }
 
   @Override

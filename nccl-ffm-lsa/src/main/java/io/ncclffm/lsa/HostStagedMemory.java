@@ -7,7 +7,6 @@ import io.ncclffm.core.CudaDevice;
 import io.ncclffm.core.CudaException;
 import io.ncclffm.core.DataType;
 import io.ncclffm.core.DeviceBuffer;
-import io.ncclffm.core.Team;
 import io.ncclffm.core.bindings.cudart.CudartH;
 import io.ncclffm.core.internal.SharedMemory;
 import java.io.IOException;
@@ -144,7 +143,7 @@ final class HostStagedMemory implements WindowMemory {
 
   @Override
   public LsaTeam team() {
-    return new LsaTeam(new Team(communicator.size(), communicator.rank(), 1), communicator.rank());
+    return LsaTeam.ofAll(communicator);
   }
 
   @Override

@@ -1,5 +1,6 @@
 package io.ncclffm.lsa;
 
+import io.ncclffm.core.Communicator;
 import io.ncclffm.core.Team;
 import java.util.Objects;
 
@@ -14,6 +15,12 @@ public final class LsaTeam {
   LsaTeam(Team team, int worldRank) {
     this.team = team;
     this.worldRank = worldRank;
+  }
+
+  /** Every rank of the communicator. */
+  static LsaTeam ofAll(Communicator communicator) {
+    int rank = communicator.rank();
+    return new LsaTeam(new Team(communicator.size(), rank, 1), rank);
   }
 
   /** Number of ranks in the team. */
