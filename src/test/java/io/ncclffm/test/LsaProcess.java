@@ -24,8 +24,8 @@ import java.util.stream.Stream;
  * and closes. Arguments: rank, size, provider or "any", rounds, what to do in between ("" or
  * "abort").
  *
- * <p>Prints {@code ID hex} on rank 0, {@code PROVIDER name paths}, {@code LEFT} with descriptors
- * and mappings before and after the rounds, {@code REFUSED text} if there is no window, and {@code
+ * <p>Prints {@code ID hex} on rank 0, {@code PROVIDER name paths}, {@code LEFT} with
+ * descriptors, mappings and free bytes of the device before and after the rounds, {@code REFUSED text} if there is no window, and {@code
  * ENDED}.
  */
 final class LsaProcess {
@@ -52,10 +52,12 @@ final class LsaProcess {
         WindowPatterns patterns = new WindowPatterns(communicator, stream)) {
       try {
         exchange(communicator, provider, patterns, 2);
-        long[] before = usage();
+        long[] before = usage(device);
         exchange(communicator, provider, patterns, rounds);
-        long[] after = usage();
-        System.out.println("LEFT " + before[0] + " " + after[0] + " " + before[1] + " " + after[1]);
+        long[] after = usage(device);
+        System.out.printf(
+            "LEFT %d %d %d %d %d %d%n",
+            before[0], after[0], before[1], after[1], before[2], after[2]);
         if (arguments[4].equals("abort")) {
           abortWithAnOpenWindow(communicator, provider);
         }
@@ -98,10 +100,12 @@ final class LsaProcess {
     }
   }
 
-  private static long[] usage() {
+  private static long[] usage(CudaDevice device) {
     try (Stream<Path> descriptors = Files.list(Path.of("/proc/self/fd"));
         Stream<String> mappings = Files.lines(Path.of("/proc/self/maps"))) {
-      return new long[] {descriptors.count(), mappings.count()};
+      return new long[] {
+        descriptors.count(), mappings.count(), Resources.freeDeviceBytes(device)
+      };
     } catch (IOException e) {
       throw new UncheckedIOException(e);
     }

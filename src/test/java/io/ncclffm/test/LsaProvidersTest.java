@@ -3,7 +3,6 @@ package io.ncclffm.test;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
-import static org.junit.jupiter.api.Assumptions.abort;
 
 import io.ncclffm.core.Communicator;
 import io.ncclffm.core.CommunicatorConfig;
@@ -11,14 +10,11 @@ import io.ncclffm.core.CudaDevice;
 import io.ncclffm.core.DataType;
 import io.ncclffm.core.DeviceBuffer;
 import io.ncclffm.core.LocalWorld;
-import io.ncclffm.core.bindings.cudart.CudartH;
 import io.ncclffm.lsa.LsaException;
 import io.ncclffm.lsa.LsaProvider;
 import io.ncclffm.lsa.LsaWindow;
 import java.io.IOException;
-import java.lang.foreign.Arena;
 import java.lang.foreign.MemorySegment;
-import java.lang.foreign.ValueLayout;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.List;
@@ -58,9 +54,7 @@ class LsaProvidersTest {
   @BeforeParameterizedClassInvocation
   void openWorld(int ranks, LsaProvider provider) {
     TestRanks.assumeShim();
-    if (provider == (TestRanks.onCpu() ? LsaProvider.NCCL_WINDOW : LsaProvider.CPU)) {
-      abort(provider + " is not on this backend");
-    }
+    ProvidersHere.assume(provider);
     everyRank = new CyclicBarrier(ranks);
     world = TestRanks.open(ranks);
   }
@@ -277,21 +271,11 @@ class LsaProvidersTest {
         });
   }
 
-  private static long freeDeviceMemory() {
-    new CudaDevice(0).makeCurrent();
-    try (Arena arena = Arena.ofConfined()) {
-      MemorySegment free = arena.allocate(ValueLayout.JAVA_LONG);
-      MemorySegment total = arena.allocate(ValueLayout.JAVA_LONG);
-      assertEquals(0, CudartH.cudaMemGetInfo(free, total));
-      return free.get(ValueLayout.JAVA_LONG, 0);
-    }
-  }
-
   /** Open file descriptors and memory mappings of this process, and free bytes of the device. */
   private static long[] usage() throws IOException {
     try (Stream<Path> descriptors = Files.list(Path.of("/proc/self/fd"));
         Stream<String> mappings = Files.lines(Path.of("/proc/self/maps"))) {
-      return new long[] {descriptors.count(), mappings.count(), freeDeviceMemory()};
+      return new long[] {descriptors.count(), mappings.count(), Resources.freeDeviceBytes(new CudaDevice(0))};
     }
   }
 

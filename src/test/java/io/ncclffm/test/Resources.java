@@ -42,6 +42,17 @@ record Resources(
     }
   }
 
+  /** What {@code cudaMemGetInfo} says of a device; on the CPU backend of all of this process. */
+  static long freeDeviceBytes(CudaDevice device) {
+    device.makeCurrent();
+    try (Arena arena = Arena.ofConfined()) {
+      MemorySegment free = arena.allocate(ValueLayout.JAVA_LONG);
+      MemorySegment total = arena.allocate(ValueLayout.JAVA_LONG);
+      assertEquals(0, CudartH.cudaMemGetInfo(free, total), "cudaMemGetInfo");
+      return free.get(ValueLayout.JAVA_LONG, 0);
+    }
+  }
+
   private static long entries(String folder) throws IOException {
     try (Stream<Path> files = Files.list(Path.of(folder))) {
       return files.count();
