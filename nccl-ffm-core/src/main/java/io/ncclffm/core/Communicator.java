@@ -1392,6 +1392,11 @@ public final class Communicator implements AutoCloseable, FailureSource {
     enter(operation, stream);
   }
 
+  /** Enters for code that does something on the host only; see the other form. */
+  public void begin(String operation) {
+    enter(operation);
+  }
+
   /** Ends {@link #begin}. */
   public void end() {
     leave();
@@ -1470,7 +1475,11 @@ public final class Communicator implements AutoCloseable, FailureSource {
     }
   }
 
-  private synchronized void fail(Throwable cause) {
+  /**
+   * Notes that an operation cannot be completed and never will be: later calls repeat the cause,
+   * and closing aborts. For code that adds operations. Nothing happens if it has ended or failed.
+   */
+  public synchronized void fail(Throwable cause) {
     if (state == State.READY || state == State.INITIALISING || state == State.FINALIZING) {
       failure = cause;
       state = State.FAILED;
@@ -1687,6 +1696,21 @@ public final class Communicator implements AutoCloseable, FailureSource {
    */
   public boolean endsResources() {
     return state == State.READY && !device.isLost();
+  }
+
+  /**
+   * Frees a resource now, or where this communicator has failed at its end: until then a kernel may
+   * wait for a rank that never comes, and freeing memory waits for kernels. For code that adds
+   * resources.
+   */
+  public void freeOrKeep(Runnable free) {
+    synchronized (this) {
+      if (state == State.FAILED && !device.isLost()) {
+        children.add(free::run);
+        return;
+      }
+    }
+    free.run();
   }
 
   /** Takes a resource back that was closed by itself. */
