@@ -116,6 +116,10 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
       Communicator communicator, DeviceCommunicatorConfig config) {
     NativeLibraries.requireShim();
     CudaDevice device = communicator.device();
+    // The ranks meet in a kernel of NCCL here, for the last time if they are threads. From now on
+    // none is launched until all have loaded their kernels and allocated, which would wait for a
+    // spinning kernel of another rank on the same device.
+    LsaWindow.prepare(communicator);
     Deque<AutoCloseable> resources = new ArrayDeque<>();
     try {
       long words = CHANNELS * ncclFfmChannel.sizeof() / Integer.BYTES;
@@ -128,9 +132,8 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
       channels.fill((byte) 0, stream);
       checkShim(ShimH.ncclFfmPrime(stream.handle()), "ncclFfmPrime");
       stream.synchronize(SETUP_TIMEOUT);
-      // Registering is collective and waits on the host. So when it returns, every rank has loaded
-      // its kernels and made its allocations, which would have to wait for a spinning kernel of
-      // another rank on the same device: nothing of that kind may follow here.
+      // When this returns, every rank has come to the end of it: nothing that loads or allocates
+      // may follow here.
       LsaWindow window =
           LsaWindow.create(communicator, windowBytes(communicator.size()), config.provider());
       resources.push(window);
@@ -155,8 +158,15 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
       communicator.adopt(created);
       return created;
     } catch (RuntimeException e) {
-      closeAll(resources, e);
+      communicator.freeOrKeep(() -> closeAll(resources, e));
       throw e;
+    }
+  }
+
+  private static void closeAll(Deque<AutoCloseable> resources) {
+    @Nullable RuntimeException trouble = closeAll(resources, null);
+    if (trouble != null) {
+      throw trouble;
     }
   }
 
@@ -480,9 +490,9 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
     }
     streams.forEach(stream -> stream.unwatch(this));
     communicator.disown(this);
-    @Nullable RuntimeException trouble = closeAll(resources, null);
-    if (trouble != null) {
-      throw trouble;
-    }
+    Deque<AutoCloseable> ends = new ArrayDeque<>();
+    ends.push(() -> communicator.freeOrKeep(() -> closeAll(resources)));
+    ends.push(window);
+    closeAll(ends);
   }
 }

@@ -77,6 +77,10 @@ final class CudaIpcMemory implements WindowMemory {
       } else {
         byte[] handle = new byte[(int) cudaIpcMemHandle_t.sizeof()];
         offer.get(handle);
+        @Nullable CudaDevice peer = find(ranks.get(r).busId());
+        if (peer != null) {
+          allowAccess(peer); // counted; opening the handle would switch it on as well, uncounted
+        }
         device.makeCurrent();
         bases[r] = openHandle(handle);
       }
@@ -84,7 +88,23 @@ final class CudaIpcMemory implements WindowMemory {
     return bases;
   }
 
+  /** This process's device at a place on the bus, or null if it does not see it. */
+  private static @Nullable CudaDevice find(String busId) {
+    for (int i = 0; i < CudaDevice.count(); i++) {
+      CudaDevice device = new CudaDevice(i);
+      if (device.pciBusId().equals(busId)) {
+        return device;
+      }
+    }
+    return null;
+  }
+
   private void joinInProcess(CudaDevice peer, long address) {
+    allowAccess(peer);
+    peers.add(Shared.join(address)::leave);
+  }
+
+  private void allowAccess(CudaDevice peer) {
     CudaDevice device = communicator.device();
     if (!peer.equals(device)) {
       if (!device.canAccess(peer)) {
@@ -93,7 +113,6 @@ final class CudaIpcMemory implements WindowMemory {
       PeerAccess.acquire(device, peer);
       peers.add(() -> PeerAccess.release(device, peer));
     }
-    peers.add(Shared.join(address)::leave);
   }
 
   private long openHandle(byte[] bytes) {
@@ -107,6 +126,9 @@ final class CudaIpcMemory implements WindowMemory {
       MemorySegment address = out.get(ADDRESS, 0);
       peers.add(
           () -> {
+            if (device.isLost()) {
+              return;
+            }
             device.makeCurrent();
             CudaException.check(
                 CudartH.cudaIpcCloseMemHandle(address), "cudaIpcCloseMemHandle", device);

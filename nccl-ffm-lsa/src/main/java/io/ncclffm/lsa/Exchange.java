@@ -3,6 +3,7 @@ package io.ncclffm.lsa;
 import io.ncclffm.core.Communicator;
 import io.ncclffm.core.CudaStream;
 import io.ncclffm.core.DataType;
+import io.ncclffm.core.DeadlineException;
 import io.ncclffm.core.DeviceBuffer;
 import io.ncclffm.core.NcclGroup;
 import java.lang.foreign.MemorySegment;
@@ -15,6 +16,7 @@ import java.util.Map;
 import java.util.Objects;
 import java.util.UUID;
 import java.util.concurrent.ConcurrentHashMap;
+import java.util.function.Supplier;
 import org.jspecify.annotations.Nullable;
 
 /**
@@ -34,6 +36,7 @@ final class Exchange implements AutoCloseable {
   private static final Duration TIMEOUT = Duration.ofMinutes(1);
   private static final UUID PROCESS = UUID.randomUUID();
   private static final Map<UUID, Meeting> MEETINGS = new ConcurrentHashMap<>();
+  private static final Map<Communicator, Thread> INSIDE = new ConcurrentHashMap<>();
 
   private final Communicator communicator;
   private final CudaStream stream;
@@ -50,6 +53,37 @@ final class Exchange implements AutoCloseable {
     this.stream = stream;
     this.mine = mine;
     this.all = all;
+  }
+
+  /**
+   * Takes steps that the ranks of a communicator agree on, one thread at a time. The communicator
+   * itself is entered only for its own calls in between: it can be aborted while a rank waits here.
+   *
+   * @throws IllegalStateException if another thread is inside, or the communicator is not ready
+   */
+  static <T extends @Nullable Object> T alone(
+      Communicator communicator, String operation, Supplier<T> steps) {
+    communicator.begin(operation);
+    communicator.end();
+    Thread me = Thread.currentThread();
+    @Nullable Thread other = INSIDE.putIfAbsent(communicator, me);
+    if (other == me) { // a step of steps
+      return steps.get();
+    }
+    if (other != null) {
+      throw new IllegalStateException(
+          operation
+              + " on "
+              + communicator
+              + ": thread "
+              + other.getName()
+              + " is inside a call; a communicator takes one thread at a time");
+    }
+    try {
+      return steps.get();
+    } finally {
+      INSIDE.remove(communicator);
+    }
   }
 
   /** The communicator's; made on first use, which is collective. */
@@ -127,7 +161,15 @@ final class Exchange implements AutoCloseable {
     int place = local.indexOf(communicator.rank());
     byte[][] met =
         Objects.requireNonNull(meeting).exchange(place, packet.array(), communicator, TIMEOUT);
-    byte[][] all = met.length == communicator.size() ? met : allGatherByNccl(packet.array());
+    byte[][] all = met;
+    if (met.length < communicator.size()) {
+      try {
+        all = allGatherByNccl(packet.array());
+      } catch (RuntimeException e) {
+        giveUp("a rank could not agree with other processes: " + e.getMessage());
+        throw e;
+      }
+    }
     byte[][] records = new byte[all.length][];
     String first = Card.text(ByteBuffer.wrap(all[0]));
     for (int r = 0; r < all.length; r++) {
@@ -138,6 +180,11 @@ final class Exchange implements AutoCloseable {
       records[r] = Arrays.copyOfRange(all[r], HEADER, PACKET);
     }
     return records;
+  }
+
+  /** How many places to meet there are in this process. */
+  static int meetings() {
+    return MEETINGS.size();
   }
 
   /** Lets the other ranks of this process know that this one cannot go on. */
@@ -154,10 +201,16 @@ final class Exchange implements AutoCloseable {
 
   private byte[][] allGatherByNccl(byte[] packet) {
     byte[] received = new byte[PACKET * communicator.size()];
-    mine.copyFrom(MemorySegment.ofArray(packet), stream);
-    communicator.allGather(mine, all, stream);
-    stream.synchronize(TIMEOUT);
-    all.copyTo(MemorySegment.ofArray(received), stream);
+    try {
+      mine.copyFrom(MemorySegment.ofArray(packet), stream);
+      communicator.allGather(mine, all, stream);
+      stream.synchronize(TIMEOUT);
+      all.copyTo(MemorySegment.ofArray(received), stream);
+    } catch (DeadlineException e) {
+      // NCCL's kernel waits on for a rank that may never come, and only an abort ends it.
+      communicator.fail(e);
+      throw e;
+    }
     byte[][] packets = new byte[communicator.size()][];
     for (int r = 0; r < packets.length; r++) {
       packets[r] = Arrays.copyOfRange(received, r * PACKET, (r + 1) * PACKET);
@@ -183,6 +236,7 @@ final class Exchange implements AutoCloseable {
   public void close() {
     communicator.disown(this);
     if (meeting != null) {
+      // A rank that comes to the place later than this makes another, and removes that one.
       meeting.end("a rank has ended " + communicator);
       MEETINGS.remove(meetingId, meeting);
     }

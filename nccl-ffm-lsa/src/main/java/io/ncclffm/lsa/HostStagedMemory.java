@@ -81,6 +81,9 @@ final class HostStagedMemory implements WindowMemory {
   }
 
   private void unpin(SharedMemory mapped) {
+    if (communicator.device().isLost()) {
+      return; // what is pinned for good must stay mapped: its addresses could not be pinned again
+    }
     communicator.device().makeCurrent();
     try {
       CudaException.check(

@@ -74,7 +74,7 @@ public final class Lsa {
    * window does not reach has a null base and no bytes.
    */
   public MemorySegment struct() {
-    return struct;
+    return struct.asReadOnly();
   }
 
   /** The base address of every rank's window in device memory, 0 where there is none. */

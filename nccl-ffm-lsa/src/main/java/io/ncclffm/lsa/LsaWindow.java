@@ -11,6 +11,7 @@ import io.ncclffm.core.bindings.cudart.CudartH;
 import io.ncclffm.core.bindings.cudart.cudaPointerAttributes;
 import java.lang.foreign.Arena;
 import java.lang.foreign.MemorySegment;
+import java.lang.foreign.ValueLayout;
 import java.nio.ByteBuffer;
 import java.util.ArrayList;
 import java.util.Arrays;
@@ -47,7 +48,7 @@ public final class LsaWindow implements AutoCloseable {
   private @Nullable Lsa lsa;
   private final AtomicBoolean closed = new AtomicBoolean();
 
-  private LsaWindow(
+  LsaWindow(
       Communicator communicator,
       Exchange exchange,
       LsaProvider provider,
@@ -73,6 +74,16 @@ public final class LsaWindow implements AutoCloseable {
     paths[communicator.rank()] = LsaPath.SELF;
   }
 
+  /**
+   * Makes what the ranks of a communicator agree over, as the first window does otherwise.
+   * Collective. The ranks meet in a kernel of NCCL this once, and on the host from then on where
+   * they are threads of one process: for code that loads kernels or allocates between the two, which
+   * would wait for such a kernel.
+   */
+  public static void prepare(Communicator communicator) {
+    Exchange.alone(communicator, "LSA window", () -> Exchange.of(communicator));
+  }
+
   /** Makes a window by the best provider that the ranks have; see the long form. */
   public static LsaWindow create(Communicator communicator, long bytes) {
     return create(communicator, bytes, null);
@@ -86,7 +97,8 @@ public final class LsaWindow implements AutoCloseable {
    * @param forced the only provider to take, or null for the best that there is
    * @throws IllegalArgumentException on every rank, if the arguments differ or the size is not
    *     positive
-   * @throws IllegalStateException in a group
+   * @throws IllegalStateException in a group, while another thread makes or closes a window of the
+   *     communicator, or if that is closed
    * @throws LsaException on every rank, if no provider works on all of them; it tells why
    */
   public static LsaWindow create(
@@ -94,6 +106,12 @@ public final class LsaWindow implements AutoCloseable {
     if (NcclGroup.isActive()) {
       throw new IllegalStateException("LSA window inside a group: end it first");
     }
+    return Exchange.alone(
+        communicator, "LSA window", () -> createAlone(communicator, bytes, forced));
+  }
+
+  private static LsaWindow createAlone(
+      Communicator communicator, long bytes, @Nullable LsaProvider forced) {
     LsaWindowEvent event = new LsaWindowEvent();
     event.begin();
     Exchange exchange = Exchange.of(communicator);
@@ -301,7 +319,8 @@ public final class LsaWindow implements AutoCloseable {
   /**
    * Unmaps and frees; where the communicator is ready all ranks do it together. Nobody frees what
    * another has mapped, and nobody goes on to start a kernel while another frees, which would wait
-   * for it on a GPU that they share.
+   * for it on a GPU that they share. If the ranks do not come together within the deadline, the
+   * communicator frees what is left when it ends.
    */
   private static void closeTogether(
       Communicator communicator,
@@ -314,13 +333,23 @@ public final class LsaWindow implements AutoCloseable {
     if (together) {
       steps.add(() -> exchange.barrier("freed the window " + Long.toHexString(token)));
     }
-    steps.add(memory::closeLocal);
+    steps.add(() -> communicator.freeOrKeep(memory::closeLocal));
     if (together) {
       steps.add(() -> exchange.barrier("closes the window " + Long.toHexString(token)));
     }
-    steps.add(memory::closePeers);
-    steps.addAll(first);
-    Cleanup.runAll(steps);
+    steps.add(() -> communicator.freeOrKeep(memory::closePeers));
+    first.forEach(step -> steps.add(() -> communicator.freeOrKeep(step)));
+    if (together) {
+      Exchange.alone(
+          communicator,
+          "close of an LSA window",
+          () -> {
+            Cleanup.runAll(steps);
+            return null;
+          });
+    } else {
+      Cleanup.runAll(steps);
+    }
   }
 
   /** The first choice on a communicator is of interest; the others will be the same. */
@@ -454,7 +483,7 @@ public final class LsaWindow implements AutoCloseable {
 
   /**
    * Looks whether everything that a kernel would be given is what it says: the window is open, this
-   * rank's memory is on its device, and at each address lies the memory of that very rank (a stamp
+   * rank's memory is on its device, which is the calling thread's current one, and at each address lies the memory of that very rank (a stamp
    * behind the window's last byte). Copies 128 bytes a rank. Not collective; for checked runs and
    * for finding out what an illegal memory access came from.
    *
@@ -478,9 +507,38 @@ public final class LsaWindow implements AutoCloseable {
     }
   }
 
+  /**
+   * Looks whether a struct that is to be handed to a kernel is this window's {@link Lsa#struct}.
+   *
+   * @throws IllegalArgumentException if it is another window's or rank's, or was written over
+   * @throws IllegalStateException if the window is closed
+   */
+  public void verify(String operation, MemorySegment candidate) {
+    MemorySegment mine = lsa().struct();
+    if (!candidate.scope().isAlive() || candidate.mismatch(mine) != -1) {
+      throw new IllegalArgumentException(
+          operation
+              + ": the struct is not the ncclLsa of the "
+              + this
+              + ": it is another window's or a closed one's, or was written over");
+    }
+  }
+
   private void checkDevice(String operation) {
     CudaDevice device = communicator.device();
-    device.makeCurrent();
+    try (Arena arena = Arena.ofConfined()) {
+      MemorySegment current = arena.allocate(ValueLayout.JAVA_INT);
+      CudaException.check(CudartH.cudaGetDevice(current), "cudaGetDevice", device);
+      if (current.get(ValueLayout.JAVA_INT, 0) != device.ordinal()) {
+        throw new LsaException(
+            operation
+                + ": the current device of this thread is "
+                + current.get(ValueLayout.JAVA_INT, 0)
+                + ", but the window is on "
+                + device
+                + ": call its makeCurrent before the launch");
+      }
+    }
     if (provider == LsaProvider.HOST_STAGED) {
       return; // host memory is on no device
     }
@@ -545,8 +603,8 @@ public final class LsaWindow implements AutoCloseable {
     local.close();
     communicator.disown(this);
     if (communicator.device().isLost()) {
+      // CUDA would refuse every call, but other ranks of this process wait or use the memory too.
       exchange.giveUp("rank " + communicator.rank() + " has lost its device");
-      return; // CUDA would refuse every call
     }
     @Nullable Lsa given = lsa;
     List<Runnable> first = given == null ? List.of() : List.of(given::close);

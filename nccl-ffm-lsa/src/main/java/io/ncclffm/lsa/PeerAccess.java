@@ -9,6 +9,9 @@ import java.util.Map;
 /**
  * Access of one device to another's memory in this process ({@code cudaDeviceEnablePeerAccess}):
  * switched on with the first window that needs it, off with the last; one that was on before stays.
+ * CUDA keeps no count. Other code that finds the access on and relies on it, such as NCCL between
+ * devices of one process with NCCL_CUMEM_ENABLE=0, must keep a window open as long, or switch the
+ * access on first.
  */
 final class PeerAccess {
   private record Pair(CudaDevice device, CudaDevice peer) {}
@@ -48,7 +51,7 @@ final class PeerAccess {
         return;
       }
       PAIRS.remove(new Pair(device, peer));
-      if (state.ours) {
+      if (state.ours && !device.isLost()) {
         device.makeCurrent();
         int rc = CudartH.cudaDeviceDisablePeerAccess(peer.ordinal());
         if (rc != 0) {

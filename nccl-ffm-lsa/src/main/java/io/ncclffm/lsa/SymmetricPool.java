@@ -213,12 +213,17 @@ public final class SymmetricPool {
               .putLong(offset)
               .putLong(size)
               .array();
-      compare(window.exchange().allGather("allocates or frees in a pool", mine));
+      compare(agree("allocates or frees in a pool", mine));
     }
     if (action == Action.ALLOCATES || action == Action.FREES) {
       serial = next;
       history = mix(mix(mix(history + action.ordinal()) + offset) + size);
     }
+  }
+
+  private byte[][] agree(String what, byte[] mine) {
+    return Exchange.alone(
+        window.communicator(), "symmetric pool", () -> window.exchange().allGather(what, mine));
   }
 
   /** Spreads every bit over all 64 (the finalizer of splitmix64). */
@@ -267,7 +272,7 @@ public final class SymmetricPool {
    */
   public synchronized void verify() {
     byte[] mine = ByteBuffer.allocate(2 * Long.BYTES).putLong(serial).putLong(history).array();
-    byte[][] all = window.exchange().allGather("verifies a pool", mine);
+    byte[][] all = agree("verifies a pool", mine);
     for (int r = 1; r < all.length; r++) {
       ByteBuffer first = ByteBuffer.wrap(all[0]);
       ByteBuffer other = ByteBuffer.wrap(all[r]);
