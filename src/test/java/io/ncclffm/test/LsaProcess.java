@@ -6,6 +6,7 @@ import io.ncclffm.core.CudaStream;
 import io.ncclffm.core.DeviceSharing;
 import io.ncclffm.core.NcclException;
 import io.ncclffm.core.NcclUniqueId;
+import io.ncclffm.core.bindings.cudart.CudartH;
 import io.ncclffm.lsa.LsaException;
 import io.ncclffm.lsa.LsaPath;
 import io.ncclffm.lsa.LsaProvider;
@@ -22,7 +23,7 @@ import java.util.stream.Stream;
 /**
  * A child JVM's main class: one rank that makes windows by the provider given, exchanges patterns
  * and closes. Arguments: rank, size, provider or "any", rounds, what to do in between ("" or
- * "abort").
+ * "abort" or "access").
  *
  * <p>Prints {@code ID hex} on rank 0, {@code PROVIDER name paths}, {@code LEFT} with
  * descriptors, mappings and free bytes of the device before and after the rounds, {@code REFUSED text} if there is no window, and {@code
@@ -60,6 +61,12 @@ final class LsaProcess {
             before[0], after[0], before[1], after[1], before[2], after[2]);
         if (arguments[4].equals("abort")) {
           abortWithAnOpenWindow(communicator, provider);
+        } else if (arguments[4].equals("access")) {
+          CudaDevice peer = new CudaDevice((1 - rank) % CudaDevice.count());
+          String foundOff = accessWithWindows(communicator, provider, peer);
+          enableAccess(device, peer);
+          String foundOn = accessWithWindows(communicator, provider, peer);
+          System.out.println("ACCESS found off: " + foundOff + "; found on: " + foundOn);
         }
       } catch (LsaException e) {
         System.out.println("REFUSED " + e.getMessage().replace("\n", " | "));
@@ -78,6 +85,39 @@ final class LsaProcess {
     }
     communicator.abort();
     open.close();
+  }
+
+  private static String accessWithWindows(
+      Communicator communicator, LsaProvider provider, CudaDevice peer) {
+    CudaDevice device = communicator.device();
+    LsaWindow one = LsaWindow.create(communicator, 4096, provider);
+    LsaWindow two = LsaWindow.create(communicator, 4096, provider);
+    one.close();
+    boolean during = hasAccess(device, peer);
+    two.close();
+    return "one window "
+        + (during ? "on" : "off")
+        + ", none "
+        + (hasAccess(device, peer) ? "on" : "off");
+  }
+
+  private static boolean enableAccess(CudaDevice from, CudaDevice to) {
+    from.makeCurrent();
+    int rc = CudartH.cudaDeviceEnablePeerAccess(to.ordinal(), 0);
+    int unused = CudartH.cudaGetLastError(); // clears it
+    return rc == 0;
+  }
+
+  /** Leaves it as it is. */
+  private static boolean hasAccess(CudaDevice from, CudaDevice to) {
+    boolean was = !enableAccess(from, to);
+    if (!was) {
+      int rc = CudartH.cudaDeviceDisablePeerAccess(to.ordinal());
+      if (rc != 0) {
+        throw new AssertionError("cudaDeviceDisablePeerAccess returned " + rc);
+      }
+    }
+    return was;
   }
 
   private static void exchange(

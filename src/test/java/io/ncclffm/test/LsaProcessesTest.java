@@ -129,4 +129,47 @@ class LsaProcessesTest {
       assertEquals(first, child.awaitLine("REFUSED ", START));
     }
   }
+
+  /**
+   * A rank that waited in vain for another closes what it has: nothing may wait for the kernel in
+   * which NCCL still waits, and in the end nothing is taken.
+   */
+  @ParameterizedTest
+  @CsvSource({
+    "CPU,window", "CPU,device", "CPU,close",
+    "CUDA_IPC,window", "CUDA_IPC,device", "CUDA_IPC,close",
+    "HOST_STAGED,window", "HOST_STAGED,close",
+    "NCCL_WINDOW,window", "NCCL_WINDOW,close"
+  })
+  void closingAfterADeadlineDoesNotWait(LsaProvider provider, String what) throws Exception {
+    ProvidersHere.assume(provider);
+    for (int r = 0; r < 2; r++) {
+      children.add(ChildJvm.of(LsaWaitsInVain.class, "" + r, provider.name(), what).start());
+    }
+    children.get(1).tell(children.get(0).awaitLine("ID ", START));
+    String vain = children.get(0).awaitLine("VAIN ", START);
+    assertTrue(vain.endsWith("FAILED"), vain);
+    assertEquals(0, children.get(0).exitStatus(START), children.get(0).output());
+    String left = children.get(0).awaitLine("LEFT ", START);
+    String[] figures = left.split(" ");
+    // On a shared GPU rank 1 still has what it made.
+    long others = TestRanks.onCpu() ? 0 : 64 << 20;
+    assertTrue(Long.parseLong(figures[1]) >= Long.parseLong(figures[0]) - others, left);
+    children.get(1).send("end");
+    awaitEnds();
+  }
+
+  /** What is on stays on, what is off is off again, and a window holds it in between. */
+  @Test
+  void peerAccessIsCountedForOtherProcessesMemoryToo() throws Exception {
+    TestRanks.prepare();
+    TestRanks.assumeDevices(2);
+    startRanks(2, "CUDA_IPC", 1, "access");
+    awaitEnds();
+    for (ChildJvm child : children) {
+      assertEquals(
+          "found off: one window on, none off; found on: one window on, none on",
+          child.awaitLine("ACCESS ", START));
+    }
+  }
 }

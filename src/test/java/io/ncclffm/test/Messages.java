@@ -4,11 +4,11 @@ import static org.junit.jupiter.api.Assertions.assertNotNull;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 /** What an exception must tell. */
-final class Messages {
+public final class Messages {
   private Messages() {}
 
   /** The message holds every one of the texts. */
-  static void assertNames(Throwable thrown, String... texts) {
+  public static void assertNames(Throwable thrown, String... texts) {
     assertNotNull(thrown.getMessage(), thrown.getClass() + " without a message");
     for (String text : texts) {
       assertTrue(

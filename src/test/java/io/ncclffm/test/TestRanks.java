@@ -14,7 +14,7 @@ import io.ncclffm.core.UnsupportedByLibraryException;
 import java.util.Arrays;
 
 /** Where tests get their ranks from, and what they ask about the machine below. */
-final class TestRanks {
+public final class TestRanks {
   /** The most that any test opens. On a GPU the process must be prepared for them in advance. */
   static final int MOST = 8;
 
@@ -39,7 +39,7 @@ final class TestRanks {
    * Ranks that have met once. NCCL connects them inside their first collective, where a rank waits
    * in the call itself for one that does not come.
    */
-  static LocalWorld open(int ranks) {
+  public static LocalWorld open(int ranks) {
     assumeTrue(
         ranks <= LIMIT,
         "NCCL " + Nccl.versions().nccl().version() + " takes no more than a rank a GPU");
@@ -53,11 +53,11 @@ final class TestRanks {
     }
   }
 
-  static boolean onCpu() {
+  public static boolean onCpu() {
     return Nccl.versions().backend() == Backend.CPU;
   }
 
-  static void assumeCpu(String why) {
+  public static void assumeCpu(String why) {
     assumeTrue(onCpu(), "only on the CPU backend: " + why);
   }
 
