@@ -5,10 +5,12 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import io.ncclffm.core.CudaDevice;
+import io.ncclffm.core.CudaException;
 import io.ncclffm.core.DeadlineException;
 import io.ncclffm.core.LocalWorld;
 import io.ncclffm.core.NcclGroup;
 import io.ncclffm.core.bindings.cudart.CudartH;
+import io.ncclffm.device.DeviceCommunicator;
 import io.ncclffm.lsa.LsaException;
 import io.ncclffm.lsa.LsaProvider;
 import io.ncclffm.lsa.LsaWindow;
@@ -229,6 +231,33 @@ class LsaMakingTest {
             bothSeen.await(30, TimeUnit.SECONDS);
             r.communicator().abort();
           });
+    }
+  }
+
+  /**
+   * The first all-gather of the ranks is a kernel that waits for all: on one GPU it must not run
+   * while another rank still loads its kernels.
+   */
+  @Test
+  void ranksMeetBeforeTheyLoadTheirKernels() {
+    TestRanks.assumeCpu("the fault is injected");
+    try (LocalWorld world = TestRanks.open(2)) {
+      Faults.inject("cudaMemsetAsync:result=1"); // what a rank does before it loads them
+      world.run(
+          r ->
+              Messages.assertNames(
+                  assertThrows(
+                      CudaException.class, () -> DeviceCommunicator.create(r.communicator())),
+                  "cudaMemsetAsync"));
+      Faults.inject("ncclAllGather:result=3");
+      world.run(
+          r -> {
+            try (LsaWindow window = LsaWindow.create(r.communicator(), 4096)) {
+              window.verify("the ranks met on the host");
+            }
+          });
+      Faults.clear();
+      world.run(r -> DeviceCommunicator.create(r.communicator()).close());
     }
   }
 
