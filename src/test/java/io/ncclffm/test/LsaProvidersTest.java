@@ -10,6 +10,9 @@ import io.ncclffm.core.CudaDevice;
 import io.ncclffm.core.DataType;
 import io.ncclffm.core.DeviceBuffer;
 import io.ncclffm.core.LocalWorld;
+import io.ncclffm.core.ReduceOp;
+import io.ncclffm.device.DeviceCommunicator;
+import io.ncclffm.device.DeviceCommunicatorConfig;
 import io.ncclffm.lsa.LsaException;
 import io.ncclffm.lsa.LsaProvider;
 import io.ncclffm.lsa.LsaWindow;
@@ -101,6 +104,37 @@ class LsaProvidersTest {
             patterns.exchangeWithNeighbours(window.lsa(), 1);
           }
         });
+  }
+
+  /** Protocol LL over device memory and over host memory. */
+  @Test
+  void deviceCommunicatorsReduceOverIt() {
+    int count = 20_000;
+    DeviceCommunicatorConfig config =
+        DeviceCommunicatorConfig.builder().provider(provider).checked(true).build();
+    try (RankBuffers x = RankBuffers.allocate(world, DataType.FLOAT32, count)) {
+      world.run(
+          r -> {
+            float[] values = new float[count];
+            try (DeviceCommunicator comm = DeviceCommunicator.create(r.communicator(), config)) {
+              assertEquals(provider, comm.window().provider());
+              for (int round = 0; round < 5; round++) {
+                for (int i = 0; i < count; i++) {
+                  values[i] = (i + round) % 1000 * (r.rank() + 1);
+                }
+                x.of(r).copyFrom(values, r.stream());
+                comm.allReduce(x.of(r), x.of(r), ReduceOp.SUM, r.stream());
+                x.of(r).copyTo(values, r.stream());
+                for (int i = 0; i < count; i++) {
+                  int expected = (i + round) % 1000 * (ranks * (ranks + 1) / 2);
+                  assertEquals(expected, values[i], "round " + round + ", element " + i);
+                }
+              }
+              meet(); // nobody frees while another's kernel runs on the same GPU
+            }
+          });
+    }
+    TestRanks.assertWorks(world);
   }
 
   @Test
