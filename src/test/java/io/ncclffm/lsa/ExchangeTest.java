@@ -30,8 +30,7 @@ class ExchangeTest {
         int round = TestRanks.onCpu() ? i : i / 3 * 3;
         world.run(
             r -> {
-              Communicator child =
-                  r.communicator().split(0, r.rank(), CommunicatorConfig.DEFAULT);
+              Communicator child = r.communicator().split(0, r.rank(), CommunicatorConfig.DEFAULT);
               if (round % 3 == 2 && r.rank() == 0) {
                 // Leaves when it has found the others, who may not have come to the place yet.
                 Exchange.of(child);

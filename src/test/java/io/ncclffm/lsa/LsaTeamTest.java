@@ -140,8 +140,7 @@ class LsaTeamTest {
                 "rank " + stranger + " is not in the LSA team of 2 ranks from",
                 "only the network reaches it");
             assertThrows(IndexOutOfBoundsException.class, () -> window.address(4, 0, 1));
-            assertThrows(
-                IndexOutOfBoundsException.class, () -> window.address(stranger, BYTES, 1));
+            assertThrows(IndexOutOfBoundsException.class, () -> window.address(stranger, BYTES, 1));
             assertTrue(window.alignmentReport(0, 10, DataType.FLOAT32).vectorBytes() > 0);
 
             Lsa lsa = Lsa.create(window);

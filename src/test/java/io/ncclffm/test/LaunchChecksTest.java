@@ -210,19 +210,16 @@ class LaunchChecksTest {
             other.close();
             refused(window, closed);
             Messages.assertNames(
-                assertThrows(
-                    IllegalStateException.class, () -> other.verify("own kernel", closed)),
+                assertThrows(IllegalStateException.class, () -> other.verify("own kernel", closed)),
                 "is closed");
-            assertThrows(
-                IllegalArgumentException.class, () -> ncclLsa.x(mine, 0).fill((byte) 0));
+            assertThrows(IllegalArgumentException.class, () -> ncclLsa.x(mine, 0).fill((byte) 0));
           });
     }
   }
 
   private static void refused(LsaWindow window, MemorySegment struct) {
     Messages.assertNames(
-        assertThrows(
-            IllegalArgumentException.class, () -> window.verify("own kernel", struct)),
+        assertThrows(IllegalArgumentException.class, () -> window.verify("own kernel", struct)),
         "own kernel",
         "is not the ncclLsa of the LSA window of 4096 bytes");
   }
@@ -254,8 +251,7 @@ class LaunchChecksTest {
   private static void closedIs(
       String what, DeviceCommunicator comm, DeviceBuffer x, CudaStream stream) {
     Messages.assertNames(
-        assertThrows(
-            IllegalStateException.class, () -> comm.allReduce(x, x, ReduceOp.SUM, stream)),
+        assertThrows(IllegalStateException.class, () -> comm.allReduce(x, x, ReduceOp.SUM, stream)),
         "ncclFfmAllReduce",
         what,
         "is closed");

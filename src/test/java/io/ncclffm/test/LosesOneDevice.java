@@ -63,8 +63,7 @@ final class LosesOneDevice {
               }
             }
           });
-      System.out.println(
-          "DEVICE " + before + " " + Resources.freeDeviceBytes(new CudaDevice(1)));
+      System.out.println("DEVICE " + before + " " + Resources.freeDeviceBytes(new CudaDevice(1)));
       try (Stream<String> lines = Files.lines(Path.of("/proc/self/maps"))) {
         System.out.println(
             "PINNED " + lines.filter(line -> line.contains("ncclffm-window")).count());

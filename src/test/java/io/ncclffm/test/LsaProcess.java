@@ -25,9 +25,9 @@ import java.util.stream.Stream;
  * and closes. Arguments: rank, size, provider or "any", rounds, what to do in between ("" or
  * "abort" or "access").
  *
- * <p>Prints {@code ID hex} on rank 0, {@code PROVIDER name paths}, {@code LEFT} with
- * descriptors, mappings and free bytes of the device before and after the rounds, {@code REFUSED text} if there is no window, and {@code
- * ENDED}.
+ * <p>Prints {@code ID hex} on rank 0, {@code PROVIDER name paths}, {@code LEFT} with descriptors,
+ * mappings and free bytes of the device before and after the rounds, {@code REFUSED text} if there
+ * is no window, and {@code ENDED}.
  */
 final class LsaProcess {
   private LsaProcess() {}
@@ -143,9 +143,7 @@ final class LsaProcess {
   private static long[] usage(CudaDevice device) {
     try (Stream<Path> descriptors = Files.list(Path.of("/proc/self/fd"));
         Stream<String> mappings = Files.lines(Path.of("/proc/self/maps"))) {
-      return new long[] {
-        descriptors.count(), mappings.count(), Resources.freeDeviceBytes(device)
-      };
+      return new long[] {descriptors.count(), mappings.count(), Resources.freeDeviceBytes(device)};
     } catch (IOException e) {
       throw new UncheckedIOException(e);
     }

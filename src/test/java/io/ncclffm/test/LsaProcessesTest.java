@@ -136,10 +136,16 @@ class LsaProcessesTest {
    */
   @ParameterizedTest
   @CsvSource({
-    "CPU,window", "CPU,device", "CPU,close",
-    "CUDA_IPC,window", "CUDA_IPC,device", "CUDA_IPC,close",
-    "HOST_STAGED,window", "HOST_STAGED,close",
-    "NCCL_WINDOW,window", "NCCL_WINDOW,close"
+    "CPU,window",
+    "CPU,device",
+    "CPU,close",
+    "CUDA_IPC,window",
+    "CUDA_IPC,device",
+    "CUDA_IPC,close",
+    "HOST_STAGED,window",
+    "HOST_STAGED,close",
+    "NCCL_WINDOW,window",
+    "NCCL_WINDOW,close"
   })
   void closingAfterADeadlineDoesNotWait(LsaProvider provider, String what) throws Exception {
     ProvidersHere.assume(provider);

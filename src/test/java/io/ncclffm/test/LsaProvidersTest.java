@@ -309,7 +309,9 @@ class LsaProvidersTest {
   private static long[] usage() throws IOException {
     try (Stream<Path> descriptors = Files.list(Path.of("/proc/self/fd"));
         Stream<String> mappings = Files.lines(Path.of("/proc/self/maps"))) {
-      return new long[] {descriptors.count(), mappings.count(), Resources.freeDeviceBytes(new CudaDevice(0))};
+      return new long[] {
+        descriptors.count(), mappings.count(), Resources.freeDeviceBytes(new CudaDevice(0))
+      };
     }
   }
 

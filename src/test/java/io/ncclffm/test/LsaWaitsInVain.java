@@ -47,8 +47,7 @@ final class LsaWaitsInVain {
     Communicator communicator = Communicator.create(id, 2, rank, device);
     long before = Resources.freeDeviceBytes(device);
     LsaWindow window = LsaWindow.create(communicator, 1 << 20, provider);
-    DeviceCommunicatorConfig config =
-        DeviceCommunicatorConfig.builder().provider(provider).build();
+    DeviceCommunicatorConfig config = DeviceCommunicatorConfig.builder().provider(provider).build();
     DeviceCommunicator comm = DeviceCommunicator.create(communicator, config);
     if (rank == 1) {
       in.readLine();

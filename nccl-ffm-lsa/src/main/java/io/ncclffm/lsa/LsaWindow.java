@@ -77,8 +77,8 @@ public final class LsaWindow implements AutoCloseable {
   /**
    * Makes what the ranks of a communicator agree over, as the first window does otherwise.
    * Collective. The ranks meet in a kernel of NCCL this once, and on the host from then on where
-   * they are threads of one process: for code that loads kernels or allocates between the two, which
-   * would wait for such a kernel.
+   * they are threads of one process: for code that loads kernels or allocates between the two,
+   * which would wait for such a kernel.
    */
   public static void prepare(Communicator communicator) {
     Exchange.alone(communicator, "LSA window", () -> Exchange.of(communicator));
@@ -483,9 +483,10 @@ public final class LsaWindow implements AutoCloseable {
 
   /**
    * Looks whether everything that a kernel would be given is what it says: the window is open, this
-   * rank's memory is on its device, which is the calling thread's current one, and at each address lies the memory of that very rank (a stamp
-   * behind the window's last byte). Copies 128 bytes a rank. Not collective; for checked runs and
-   * for finding out what an illegal memory access came from.
+   * rank's memory is on its device, which is the calling thread's current one, and at each address
+   * lies the memory of that very rank (a stamp behind the window's last byte). Copies 128 bytes a
+   * rank. Not collective; for checked runs and for finding out what an illegal memory access came
+   * from.
    *
    * @param operation who asks, for the message
    * @throws LsaException if something is not; it says what
