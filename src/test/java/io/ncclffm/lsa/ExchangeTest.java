@@ -74,6 +74,7 @@ class ExchangeTest {
                   List.<Executable>of(
                       () -> LsaWindow.create(first.get().communicator(), 8192),
                       () -> LsaWindow.prepare(first.get().communicator()),
+                      () -> window.get().close(),
                       () -> SymmetricPool.over(window.get(), true).allocate(128))) {
                 Messages.assertNames(
                     assertThrows(IllegalStateException.class, use),
@@ -82,6 +83,7 @@ class ExchangeTest {
             }
             LsaWindow next = LsaWindow.create(r.communicator(), 8192);
             next.verify("test");
+            mine.verify("a close that was refused closed nothing");
             pool.allocate(128);
           });
     }

@@ -59,12 +59,10 @@ final class Exchange implements AutoCloseable {
    * Takes steps that the ranks of a communicator agree on, one thread at a time. The communicator
    * itself is entered only for its own calls in between: it can be aborted while a rank waits here.
    *
-   * @throws IllegalStateException if another thread is inside, or the communicator is not ready
+   * @throws IllegalStateException if another thread is inside
    */
   static <T extends @Nullable Object> T alone(
       Communicator communicator, String operation, Supplier<T> steps) {
-    communicator.begin(operation);
-    communicator.end();
     Thread me = Thread.currentThread();
     @Nullable Thread other = INSIDE.putIfAbsent(communicator, me);
     if (other == me) { // a step of steps

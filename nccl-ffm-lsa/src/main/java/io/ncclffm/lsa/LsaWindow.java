@@ -81,6 +81,7 @@ public final class LsaWindow implements AutoCloseable {
    * which would wait for such a kernel.
    */
   public static void prepare(Communicator communicator) {
+    checkReady(communicator);
     Exchange.alone(communicator, "LSA window", () -> Exchange.of(communicator));
   }
 
@@ -106,8 +107,14 @@ public final class LsaWindow implements AutoCloseable {
     if (NcclGroup.isActive()) {
       throw new IllegalStateException("LSA window inside a group: end it first");
     }
+    checkReady(communicator);
     return Exchange.alone(
         communicator, "LSA window", () -> createAlone(communicator, bytes, forced));
+  }
+
+  private static void checkReady(Communicator communicator) {
+    communicator.begin("LSA window");
+    communicator.end();
   }
 
   private static LsaWindow createAlone(
@@ -339,17 +346,7 @@ public final class LsaWindow implements AutoCloseable {
     }
     steps.add(() -> communicator.freeOrKeep(memory::closePeers));
     first.forEach(step -> steps.add(() -> communicator.freeOrKeep(step)));
-    if (together) {
-      Exchange.alone(
-          communicator,
-          "close of an LSA window",
-          () -> {
-            Cleanup.runAll(steps);
-            return null;
-          });
-    } else {
-      Cleanup.runAll(steps);
-    }
+    Cleanup.runAll(steps);
   }
 
   /** The first choice on a communicator is of interest; the others will be the same. */
@@ -598,6 +595,20 @@ public final class LsaWindow implements AutoCloseable {
    */
   @Override
   public void close() {
+    if (communicator.endsResources() && !closed.get()) {
+      Exchange.alone(
+          communicator,
+          "close of an LSA window",
+          () -> {
+            closeOnce();
+            return null;
+          });
+    } else {
+      closeOnce(); // by the end of the communicator, from whichever thread that is
+    }
+  }
+
+  private void closeOnce() {
     if (!closed.compareAndSet(false, true)) {
       return;
     }
