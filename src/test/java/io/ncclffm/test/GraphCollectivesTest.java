@@ -205,6 +205,9 @@ class GraphCollectivesTest {
             DeviceCommunicator comm = DeviceCommunicator.create(rank.communicator(), SHORT);
             DeviceBuffer mine = x.of(rank);
             CudaStream own = CudaStream.create(rank.device());
+            await(barrier);
+            comm.allReduce(mine, mine, ReduceOp.SUM, own);
+            own.synchronize(PATIENCE);
             CudaGraph graph =
                 CudaGraph.capture(own, () -> comm.allReduce(mine, mine, ReduceOp.SUM, own));
             await(barrier);
