@@ -60,6 +60,16 @@ NCCLFFM_EXPORT cudaError_t cudaEventQuery(cudaEvent_t event);
 NCCLFFM_EXPORT cudaError_t cudaEventSynchronize(cudaEvent_t event);
 NCCLFFM_EXPORT cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEvent_t end);
 
+NCCLFFM_EXPORT cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode);
+NCCLFFM_EXPORT cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph);
+NCCLFFM_EXPORT cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus *status);
+NCCLFFM_EXPORT cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *executable, cudaGraph_t graph,
+                                                         unsigned long long flags);
+NCCLFFM_EXPORT cudaError_t cudaGraphUpload(cudaGraphExec_t executable, cudaStream_t stream);
+NCCLFFM_EXPORT cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream);
+NCCLFFM_EXPORT cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable);
+NCCLFFM_EXPORT cudaError_t cudaGraphDestroy(cudaGraph_t graph);
+
 NCCLFFM_EXPORT const char *cudaGetErrorName(cudaError_t error);
 NCCLFFM_EXPORT const char *cudaGetErrorString(cudaError_t error);
 NCCLFFM_EXPORT cudaError_t cudaGetLastError(void);

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "abi.h"
+#include "capture.h"
 #include "error.h"
 #include "heap.h"
 #include "stream.h"
@@ -112,7 +113,10 @@ cudaError_t cudaGetDevice(int *device) {
 }
 
 cudaError_t cudaDeviceSynchronize(void) {
-  return guardCuda([&] { return synchronizeDevice(current); });
+  return guardCuda([&] {
+    const cudaError_t captures = checkUnsafeCall();
+    return captures != cudaSuccess ? captures : synchronizeDevice(current);
+  });
 }
 
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device) {

@@ -2,6 +2,7 @@
 #include <chrono>
 
 #include "abi.h"
+#include "capture.h"
 #include "device.h"
 #include "error.h"
 #include "stream.h"
@@ -16,6 +17,8 @@ using Clock = std::chrono::steady_clock;
 struct Record {
   Ticket ticket;
   Clock::time_point reached;
+  std::shared_ptr<Capture> capture = {};  // of the stream; then calls are marked instead, which only it understands
+  Capture::Calls calls = {};
 };
 
 class Event {
@@ -43,6 +46,24 @@ class Event {
 Handles<cudaEvent_t, Event> &events() {
   static auto *table = new Handles<cudaEvent_t, Event>(0x200000000);  // leaked, as every table of the backend
   return *table;
+}
+
+/// For calls about an event's work: there is none when it was recorded in a capture, which is spoilt.
+cudaError_t checkNotCaptured(const Record &record) {
+  return record.capture == nullptr ? cudaSuccess : record.capture->invalidate(cudaErrorCapturedEvent);
+}
+
+/// cudaStreamWaitEvent where the stream or the event's record is captured.
+cudaError_t waitInCapture(const std::shared_ptr<Stream> &stream, const Record &record) {
+  const std::shared_ptr<Capture> capture = stream->capture();
+  if (record.capture == nullptr) {
+    return capture->invalidate(cudaErrorStreamCaptureIsolation);
+  }
+  if (capture != nullptr && capture != record.capture) {
+    (void)record.capture->invalidate(cudaErrorStreamCaptureMerge);
+    return capture->invalidate(cudaErrorStreamCaptureMerge);
+  }
+  return record.capture->join(stream, record.calls);
 }
 
 }  // namespace
@@ -73,6 +94,14 @@ cudaError_t cudaEventRecord(cudaEvent_t handle, cudaStream_t streamHandle) {
       return cudaErrorInvalidResourceHandle;
     }
     auto record = std::make_shared<Record>();
+    record->capture = stream->capture();
+    if (record->capture != nullptr) {
+      const cudaError_t error = record->capture->mark(*stream, &record->calls);
+      if (error == cudaSuccess) {
+        event->set(std::move(record));
+      }
+      return error;
+    }
     std::optional<Ticket> ticket = append(stream, Work{[record] {
                                             record->reached = Clock::now();
                                             return cudaSuccess;
@@ -100,6 +129,9 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t streamHandle, cudaEvent_t handle, u
     if (record == nullptr) {
       return cudaSuccess;
     }
+    if (record->capture != nullptr || stream->capture() != nullptr) {
+      return waitInCapture(stream, *record);
+    }
     const Work wait{[] { return cudaSuccess; }, {}, {record->ticket}};
     return append(stream, wait) ? cudaSuccess : cudaErrorInvalidResourceHandle;
   });
@@ -113,7 +145,11 @@ cudaError_t cudaEventQuery(cudaEvent_t handle) {
       return cudaErrorInvalidResourceHandle;
     }
     const std::shared_ptr<Record> record = event->record();
-    return record == nullptr ? cudaSuccess : record->ticket.stream->query(record->ticket.number);
+    if (record == nullptr) {
+      return cudaSuccess;
+    }
+    const cudaError_t captured = checkNotCaptured(*record);
+    return captured != cudaSuccess ? captured : record->ticket.stream->query(record->ticket.number);
   });
 }
 
@@ -127,7 +163,11 @@ cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
       return cudaErrorNotPermitted;
     }
     const std::shared_ptr<Record> record = event->record();
-    return record == nullptr ? cudaSuccess : record->ticket.stream->wait(record->ticket.number);
+    if (record == nullptr) {
+      return cudaSuccess;
+    }
+    const cudaError_t captured = checkNotCaptured(*record);
+    return captured != cudaSuccess ? captured : record->ticket.stream->wait(record->ticket.number);
   });
 }
 
@@ -143,7 +183,9 @@ cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEve
       if (record == nullptr || !event->timed()) {
         return cudaErrorInvalidResourceHandle;
       }
-      const cudaError_t state = record->ticket.stream->query(record->ticket.number);
+      const cudaError_t captured = checkNotCaptured(*record);
+      const cudaError_t state =
+          captured != cudaSuccess ? captured : record->ticket.stream->query(record->ticket.number);
       if (state != cudaSuccess) {
         return state;
       }

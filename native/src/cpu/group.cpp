@@ -7,6 +7,7 @@
 #include <cstring>
 #include <thread>
 
+#include "capture.h"
 #include "error.h"
 #include "reduce.h"
 #include "thread.h"
@@ -45,6 +46,45 @@ void mustBeOpen(bool appended) {
   }
 }
 
+/// The capture that the streams of some operations share, or null where none is captured.
+std::shared_ptr<Capture> commonCapture(const std::vector<Operation> &operations) {
+  std::shared_ptr<Capture> capture = operations[0].stream->capture();
+  for (const Operation &operation : operations) {
+    if (operation.stream->capture() != capture) {
+      throw NcclFailure(ncclInvalidUsage,
+                        "the streams of a group's messages must all be captured in one graph, or none of them");
+    }
+  }
+  return capture;
+}
+
+void launchMessages(const std::vector<Operation> &operations);
+void launchOne(const Operation &operation);
+
+/// Keeps operations whose streams are captured. A launch of the graph puts them on its one stream.
+void record(Capture &capture, const std::vector<Operation> &operations) {
+  std::vector<std::shared_ptr<Stream>> streams;
+  for (const Operation &operation : operations) {
+    streams.push_back(operation.stream);
+  }
+  const cudaError_t error = capture.record(streams, [operations](const std::shared_ptr<Stream> &stream) {
+    std::vector<Operation> again = operations;
+    for (Operation &operation : again) {
+      operation.stream = stream;
+    }
+    try {
+      isMessage(again[0]) ? launchMessages(again) : launchOne(again[0]);
+      return cudaSuccess;
+    } catch (const NcclFailure &) {
+      return cudaErrorInvalidResourceHandle;  // the stream was destroyed
+    }
+  });
+  if (error != cudaSuccess) {
+    throw NcclFailure(ncclUnhandledCudaError, format("the operation cannot be captured: %s (%s)",
+                                                     cudaGetErrorName(error), cudaGetErrorString(error)));
+  }
+}
+
 /// A message to oneself needs its counterpart in the same group: nobody else can ever provide it.
 void checkSelfMessages(const Communicator &comm, const std::vector<Descriptor> &messages) {
   long balance = 0;
@@ -76,6 +116,10 @@ void launchMessages(const std::vector<Operation> &operations) {
     }
   }
   checkSelfMessages(*comm, messages);
+  if (const std::shared_ptr<Capture> capture = commonCapture(operations)) {
+    record(*capture, operations);
+    return;
+  }
   Communicator *raw = comm.get();  // alive while its work is queued
   const std::optional<Ticket> ticket = comm->enqueue(
       stream, std::move(after), [raw, messages = std::move(messages)] { return runMessages(*raw, messages); });
@@ -86,6 +130,10 @@ void launchMessages(const std::vector<Operation> &operations) {
 }
 
 void launchOne(const Operation &operation) {
+  if (const std::shared_ptr<Capture> capture = operation.stream->capture()) {
+    record(*capture, {operation});
+    return;
+  }
   Communicator *comm = operation.comm.get();  // alive while its work is queued
   std::function<ncclResult_t()> work;
   if (isOneSided(operation)) {

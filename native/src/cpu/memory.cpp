@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "abi.h"
+#include "capture.h"
 #include "device.h"
 #include "error.h"
 #include "heap.h"
@@ -91,6 +92,10 @@ cudaError_t runAndWait(const std::shared_ptr<Stream> &stream, std::function<cuda
   if (onStreamWorker()) {
     return cudaErrorNotPermitted;
   }
+  const cudaError_t captured = checkNotCaptured(stream);
+  if (captured != cudaSuccess) {
+    return captured;
+  }
   const std::optional<Ticket> ticket = append(stream, Work{std::move(work)});
   return ticket ? stream->wait(ticket->number) : cudaErrorInvalidResourceHandle;
 }
@@ -98,6 +103,10 @@ cudaError_t runAndWait(const std::shared_ptr<Stream> &stream, std::function<cuda
 cudaError_t allocate(void **pointer, size_t bytes, uint64_t alignment, AllocatedBy by) {
   if (pointer == nullptr) {
     return cudaErrorInvalidValue;
+  }
+  const cudaError_t captures = checkUnsafeCall();
+  if (captures != cudaSuccess) {
+    return captures;
   }
   *pointer = bytes == 0 ? nullptr : Heap::instance().allocate(currentDevice(), bytes, alignment, by);
   return bytes == 0 || *pointer != nullptr ? cudaSuccess : cudaErrorMemoryAllocation;
@@ -114,6 +123,10 @@ cudaError_t release(void *pointer) {
   }
   if (onStreamWorker()) {
     return cudaErrorNotPermitted;
+  }
+  const cudaError_t captures = checkUnsafeCall();
+  if (captures != cudaSuccess) {
+    return captures;
   }
   (void)synchronizeDevice(allocation->device);  // a failed stream keeps its own error; the memory goes all the same
   return Heap::instance().release(pointer) ? cudaSuccess : cudaErrorInvalidValue;
@@ -202,7 +215,8 @@ cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind 
       return cudaSuccess;
     }
     Copy copy;
-    const cudaError_t error = checkCopy(to, from, bytes, kind, &copy);
+    cudaError_t error = checkCopy(to, from, bytes, kind, &copy);
+    error = error != cudaSuccess ? error : checkUnsafeCall();
     return error != cudaSuccess ? error : runAndWait(findStream(nullptr, currentDevice()), copyWork(to, from, bytes));
   });
 }
@@ -228,6 +242,10 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpy
     }
     std::function<cudaError_t()> work = copyWork(to, from, bytes);
     if (copy.from == Residence::kPageable) {
+      const cudaError_t captured = checkNotCaptured(stream);  // the memory may be gone at a replay
+      if (captured != cudaSuccess) {
+        return captured;
+      }
       std::shared_ptr<char[]> staged(new char[bytes]);
       std::memcpy(staged.get(), from, bytes);
       work = [to, staged, bytes] {
@@ -235,12 +253,15 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpy
         return cudaSuccess;
       };
     }
-    return append(stream, Work{std::move(work)}) ? cudaSuccess : cudaErrorInvalidResourceHandle;
+    return enqueue(stream, std::move(work));
   });
 }
 
 cudaError_t cudaMemset(void *pointer, int value, size_t bytes) {
-  return guardCuda([&] { return cudaMemsetAsync(pointer, value, bytes, nullptr); });
+  return guardCuda([&] {
+    const cudaError_t captures = checkUnsafeCall();
+    return captures != cudaSuccess ? captures : cudaMemsetAsync(pointer, value, bytes, nullptr);
+  });
 }
 
 cudaError_t cudaMemsetAsync(void *pointer, int value, size_t bytes, cudaStream_t handle) {
@@ -255,11 +276,9 @@ cudaError_t cudaMemsetAsync(void *pointer, int value, size_t bytes, cudaStream_t
     if (pointer == nullptr || !fits(locate(pointer, bytes).residence, true)) {
       return cudaErrorInvalidValue;
     }
-    const bool appended = append(stream, Work{[pointer, value, bytes] {
-                                   std::memset(pointer, value, bytes);
-                                   return cudaSuccess;
-                                 }})
-                              .has_value();
-    return appended ? cudaSuccess : cudaErrorInvalidResourceHandle;
+    return enqueue(stream, [pointer, value, bytes] {
+      std::memset(pointer, value, bytes);
+      return cudaSuccess;
+    });
   });
 }

@@ -9,6 +9,7 @@
 #include <mutex>
 
 #include "abi.h"
+#include "capture.h"
 #include "device.h"
 #include "error.h"
 #include "memory.h"
@@ -78,6 +79,10 @@ cudaError_t cudaHostAlloc(void **pointer, size_t bytes, unsigned int flags) {
     if (bytes == 0) {
       return cudaSuccess;
     }
+    const cudaError_t captures = checkUnsafeCall();
+    if (captures != cudaSuccess) {
+      return captures;
+    }
     void *memory = nullptr;
     if (posix_memalign(&memory, pageBytes(), bytes) != 0) {
       return cudaErrorMemoryAllocation;
@@ -98,6 +103,10 @@ cudaError_t cudaFreeHost(void *pointer) {
     }
     if (onStreamWorker()) {
       return cudaErrorNotPermitted;
+    }
+    const cudaError_t captures = checkUnsafeCall();
+    if (captures != cudaSuccess) {
+      return captures;
     }
     if (!remove(pointer, false)) {
       return cudaErrorInvalidValue;

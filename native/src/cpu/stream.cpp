@@ -3,6 +3,7 @@
 
 #include <map>
 
+#include "capture.h"
 #include "device.h"
 #include "error.h"
 #include "thread.h"
@@ -95,6 +96,25 @@ void Stream::close() {
   arrived_.notify_one();
 }
 
+std::shared_ptr<Capture> Stream::capture() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return capture_;
+}
+
+bool Stream::startCapture(std::shared_ptr<Capture> capture) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (capture_ != nullptr) {
+    return false;
+  }
+  capture_ = std::move(capture);
+  return true;
+}
+
+void Stream::endCapture() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  capture_ = nullptr;
+}
+
 void Stream::work() {
   worker = true;
   std::unique_lock<std::mutex> lock(mutex_);
@@ -156,12 +176,17 @@ std::optional<Ticket> append(const std::shared_ptr<Stream> &stream, Work work) {
   return stream->push(std::move(work));
 }
 
+cudaError_t enqueue(const std::shared_ptr<Stream> &stream, std::function<cudaError_t()> work) {
+  if (const std::shared_ptr<Capture> capture = stream->capture()) {
+    return capture->record(
+        {stream}, [work = std::move(work)](const std::shared_ptr<Stream> &other) { return enqueue(other, work); });
+  }
+  return append(stream, Work{std::move(work)}) ? cudaSuccess : cudaErrorInvalidResourceHandle;
+}
+
 cudaError_t enqueue(cudaStream_t handle, std::function<cudaError_t()> work) {
   const std::shared_ptr<Stream> stream = findStream(handle, currentDevice());
-  if (stream == nullptr || !append(stream, Work{std::move(work)})) {
-    return cudaErrorInvalidResourceHandle;
-  }
-  return cudaSuccess;
+  return stream == nullptr ? cudaErrorInvalidResourceHandle : enqueue(stream, std::move(work));
 }
 
 cudaError_t synchronizeDevice(int device) {
@@ -206,6 +231,9 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     if (removed == nullptr) {
       return cudaErrorInvalidResourceHandle;
     }
+    if (const std::shared_ptr<Capture> capture = removed->capture()) {
+      capture->leave(*removed);
+    }
     removed->close();
     return cudaSuccess;
   });
@@ -220,7 +248,8 @@ cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
     if (onStreamWorker()) {
       return cudaErrorNotPermitted;
     }
-    return stream->wait(stream->last().number);
+    const cudaError_t captured = checkNotCaptured(stream);
+    return captured != cudaSuccess ? captured : stream->wait(stream->last().number);
   });
 }
 
@@ -230,7 +259,8 @@ cudaError_t cudaStreamQuery(cudaStream_t handle) {
     if (stream == nullptr) {
       return cudaErrorInvalidResourceHandle;
     }
-    return stream->query(stream->last().number);
+    const cudaError_t captured = checkNotCaptured(stream);
+    return captured != cudaSuccess ? captured : stream->query(stream->last().number);
   });
 }
 

@@ -25,6 +25,7 @@
 
 namespace ncclffm::cpu {
 
+class Capture;
 class Stream;
 
 struct Ticket {
@@ -62,6 +63,14 @@ class Stream : public std::enable_shared_from_this<Stream> {
   /// No more work is taken; the worker ends after what is queued.
   void close();
 
+  /// The capture that keeps what is called on this stream, or null. While there is one, nothing may be pushed.
+  std::shared_ptr<Capture> capture();
+
+  /// False when there is one already.
+  bool startCapture(std::shared_ptr<Capture> capture);
+
+  void endCapture();
+
  private:
   Stream(int device, bool blocking) : device_(device), blocking_(blocking) {}
   void work();
@@ -80,17 +89,21 @@ class Stream : public std::enable_shared_from_this<Stream> {
   cudaError_t error_ = cudaSuccess;
   std::shared_ptr<const std::atomic<bool>> forgiven_;  // of the work that gave error_
   bool closed_ = false;
+  std::shared_ptr<Capture> capture_;
 };
 
 /// The open stream of a handle, or null. NULL and cudaStreamLegacy (1) are the default stream of the given device.
 std::shared_ptr<Stream> findStream(cudaStream_t handle, int device);
 
-/// Appends work with CUDA's order between the default stream and blocking streams. Nothing when the stream has been
-/// closed.
+/// Appends work with CUDA's order between the default stream and blocking streams, to a stream that is not being
+/// captured. Nothing when the stream has been closed.
 std::optional<Ticket> append(const std::shared_ptr<Stream> &stream, Work work);
 
-/// Appends work to the stream of a handle (NULL = default stream of the current device).
-/// cudaErrorInvalidResourceHandle when it is not open.
+/// Appends work that may run several times, or keeps it in the capture of the stream. cudaErrorInvalidResourceHandle
+/// when the stream has been closed.
+cudaError_t enqueue(const std::shared_ptr<Stream> &stream, std::function<cudaError_t()> work);
+
+/// The same for the stream of a handle (NULL = default stream of the current device).
 cudaError_t enqueue(cudaStream_t stream, std::function<cudaError_t()> work);
 
 /// Waits for all work on the device's streams; the first error among them.

@@ -5,6 +5,7 @@ import static org.junit.jupiter.api.Assumptions.assumeTrue;
 
 import com.sun.management.ThreadMXBean;
 import io.ncclffm.core.Communicator;
+import io.ncclffm.core.CudaGraph;
 import io.ncclffm.core.CudaStream;
 import io.ncclffm.core.DataType;
 import io.ncclffm.core.DeviceBuffer;
@@ -197,6 +198,20 @@ class AllocationTest {
             comm.allReduce(mine, mine, ReduceOp.SUM, rank.stream());
             comm.allReduce(mine, 1, mine, 1, COUNT, ReduceOp.SUM, rank.stream());
           };
+        });
+  }
+
+  @Test
+  void graphLaunch() {
+    TestRanks.assumeShim();
+    assertAllocatesNothing(
+        (rank, x) -> {
+          DeviceCommunicator comm = DeviceCommunicator.create(rank.communicator());
+          DeviceBuffer mine = x.of(rank);
+          CudaGraph graph =
+              CudaGraph.capture(
+                  rank.stream(), () -> comm.allReduce(mine, mine, ReduceOp.SUM, rank.stream()));
+          return () -> graph.launch(rank.stream());
         });
   }
 

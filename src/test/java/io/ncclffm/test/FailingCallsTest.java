@@ -11,6 +11,7 @@ import io.ncclffm.core.CommunicatorConfig;
 import io.ncclffm.core.CudaDevice;
 import io.ncclffm.core.CudaEvent;
 import io.ncclffm.core.CudaException;
+import io.ncclffm.core.CudaGraph;
 import io.ncclffm.core.CudaStream;
 import io.ncclffm.core.DataType;
 import io.ncclffm.core.DeadlineException;
@@ -455,6 +456,26 @@ class FailingCallsTest {
           withEvent("cudaEventQuery", (s, event) -> event.isDone()),
           withEvent("cudaEventQuery", (s, event) -> event.synchronize(Duration.ofSeconds(20))),
           withEvent("cudaEventElapsedTime", (s, event) -> event.millisSince(event)),
+          hasNoEffect("cudaStreamBeginCapture", s -> CudaGraph.capture(s.stream, () -> {})),
+          new Case(
+              "cudaStreamEndCapture",
+              Effect.NONE,
+              s -> {
+                CudaStream own = s.closeLater(CudaStream.create(s.device)); // captured until closed
+                return new Call(s.comm, () -> CudaGraph.capture(own, () -> {}));
+              }),
+          hasNoEffect("cudaGraphInstantiateWithFlags", s -> CudaGraph.capture(s.stream, () -> {})),
+          hasNoEffect("cudaGraphUpload", s -> CudaGraph.capture(s.stream, () -> {})),
+          hasNoEffect("cudaGraphDestroy", s -> CudaGraph.capture(s.stream, () -> {})),
+          closing("cudaGraphExecDestroy", s -> CudaGraph.capture(s.stream, () -> {})),
+          new Case(
+              "cudaGraphLaunch",
+              Effect.NONE,
+              s -> {
+                CudaGraph graph =
+                    s.closeLater(CudaGraph.capture(s.stream, () -> s.one.fill((byte) 0, s.stream)));
+                return new Call(s.comm, () -> graph.launch(s.stream));
+              }),
           hasNoEffect("cudaMalloc", s -> DeviceBuffer.allocate(s.device, DataType.FLOAT32, 1)),
           hasNoEffect("cudaMemcpyAsync", s -> s.two.copyFrom(new float[2], s.stream)),
           hasNoEffect("cudaMemcpyAsync", s -> s.two.copyTo(new float[2], s.stream)),

@@ -16,15 +16,19 @@ class LeakReportTest {
       assertEquals(0, child.exitStatus(Duration.ofSeconds(60)), child.output());
       String output = child.output();
       for (String what :
-          List.of("communicator on device 0", "stream on device 0", "buffer of 1234 x FLOAT32")) {
+          List.of(
+              "communicator on device 0",
+              "stream on device 0",
+              "buffer of 1234 x FLOAT32",
+              "graph on device 0")) {
         assertTrue(
             output.matches("(?s).*a " + what + "[^\n]* was dropped without close\\(\\).*"), output);
       }
       List<String> sites = output.lines().filter(l -> l.contains("made here")).toList();
-      assertEquals(3, sites.size(), output);
+      assertEquals(4, sites.size(), output);
       long creations =
           output.lines().filter(l -> l.matches(".*DropsWithoutClosing.drop\\(.*:\\d+\\)")).count();
-      assertEquals(3, creations, output);
+      assertEquals(4, creations, output);
       String[] taken = child.awaitLine("TAKEN ", Duration.ofSeconds(1)).split(" ");
       assertEquals(taken[0], taken[1], "bytes of device memory, before and after\n" + output);
     }

@@ -1176,7 +1176,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
       event.commit();
     }
     @Nullable Watchdog dog = watchdog;
-    if (dog != null) {
+    if (dog != null && !stream.isCapturing()) { // what is captured does not run
       dog.called(operation, count, type, stream);
     }
   }
@@ -1305,7 +1305,11 @@ public final class Communicator implements AutoCloseable, FailureSource {
                 + " belongs to another device; make one on the communicator's");
       }
       stream.handle(operation);
-      if (stream != lastStream) {
+      CudaGraph.@Nullable Capture capture = stream.capture();
+      if (capture != null) {
+        capture.uses(this);
+      }
+      if (stream != lastStream || capture != null) {
         streams.removeIf(CudaStream::isClosed);
         stream.watch(failures);
         streams.add(stream);
@@ -1933,7 +1937,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
   }
 
   private synchronized List<AutoCloseable> takeChildren() {
-    List<AutoCloseable> owned = List.copyOf(children);
+    List<AutoCloseable> owned = new ArrayList<>(children);
     children.clear();
     return owned;
   }
@@ -1961,6 +1965,7 @@ public final class Communicator implements AutoCloseable, FailureSource {
     if (abort && !lost && abortKernels(left)) {
       areStreamsStill(KERNELS_END_WITHIN); // those behind a stuck one of NCCL's end after the abort
     }
+    trouble = closeGraphs(left, trouble);
     String operation = abort ? "ncclCommAbort" : "ncclCommDestroy";
     synchronized (asyncErrorOut) { // no look at the async error of a handle that is being freed
       if (handle.address() == 0) {
@@ -2046,6 +2051,15 @@ public final class Communicator implements AutoCloseable, FailureSource {
     }
     first.addSuppressed(next);
     return first;
+  }
+
+  /** NCCL's end, an abort too, waits until no graph holds its work any more. */
+  private static @Nullable RuntimeException closeGraphs(
+      List<AutoCloseable> resources, @Nullable RuntimeException first) {
+    List<AutoCloseable> graphs =
+        resources.stream().filter(resource -> resource instanceof CudaGraph).toList();
+    resources.removeAll(graphs);
+    return closeAll(graphs, first);
   }
 
   /** Their other ranks may never come to a destroy. */

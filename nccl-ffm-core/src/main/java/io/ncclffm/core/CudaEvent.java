@@ -8,11 +8,13 @@ import io.ncclffm.core.internal.Backoff;
 import java.lang.foreign.Arena;
 import java.lang.foreign.MemorySegment;
 import java.time.Duration;
+import org.jspecify.annotations.Nullable;
 
 /** A point in a stream's work that can be waited for and whose time is known. */
 public final class CudaEvent implements AutoCloseable {
   private final CudaDevice device;
   private final MemorySegment handle;
+  private CudaGraph.@Nullable Capture capture; // in which it was recorded last
   private boolean closed;
 
   private CudaEvent(CudaDevice device, MemorySegment handle) {
@@ -43,11 +45,19 @@ public final class CudaEvent implements AutoCloseable {
     return handle;
   }
 
-  /** Marks the end of what is enqueued on the stream now ({@code cudaEventRecord}). */
+  /**
+   * Marks the end of what is enqueued on the stream now ({@code cudaEventRecord}). On a stream that
+   * is being captured, it only tells other streams what to wait for in the capture.
+   */
   public void record(CudaStream stream) {
     device.makeCurrent();
     int rc = CudartH.cudaEventRecord(handle(), stream.handle());
     CudaException.check(rc, "cudaEventRecord", device);
+    capture = stream.capture();
+  }
+
+  CudaGraph.@Nullable Capture capture() {
+    return capture;
   }
 
   /** Whether the marked work is done; true if nothing was recorded ({@code cudaEventQuery}). */

@@ -47,7 +47,12 @@ public final class CudaException extends RuntimeException {
 
   /** For a call on a device that is current. */
   static CudaException of(String operation, int rc, CudaDevice device) {
-    CudaException e = new CudaException(operation, rc, " on " + device);
+    return of(operation, rc, device, "");
+  }
+
+  /** As {@link #of(String, int, CudaDevice)}, with what to do about it. */
+  static CudaException of(String operation, int rc, CudaDevice device, String hint) {
+    CudaException e = new CudaException(operation, rc, " on " + device, hint);
     device.noteError(e);
     return e;
   }

@@ -8,6 +8,7 @@ import java.lang.foreign.Arena;
 import java.lang.foreign.MemorySegment;
 import java.time.Duration;
 import java.util.Arrays;
+import org.jspecify.annotations.Nullable;
 
 /**
  * A queue of device work, executed in order. Always a non-blocking stream: it does not synchronise
@@ -27,6 +28,7 @@ public final class CudaStream implements AutoCloseable {
   private final HostBuffer staging;
   private final LeakReport.Tracker leak;
   private volatile FailureSource[] watched = {};
+  private volatile CudaGraph.@Nullable Capture capture;
   private volatile boolean closed;
 
   private CudaStream(CudaDevice device, MemorySegment handle, HostBuffer staging) {
@@ -137,15 +139,45 @@ public final class CudaStream implements AutoCloseable {
     throwIfFailed(sources);
   }
 
-  /** Lets work enqueued from now on wait for an event ({@code cudaStreamWaitEvent}). */
+  /**
+   * Lets work enqueued from now on wait for an event ({@code cudaStreamWaitEvent}). If that was
+   * recorded in a {@link CudaGraph#capture capture}, this stream takes part in it until it ends.
+   */
   public void await(CudaEvent event) {
     device.makeCurrent();
     int rc = CudartH.cudaStreamWaitEvent(handle(), event.handle(), 0);
     CudaException.check(rc, "cudaStreamWaitEvent", device);
+    CudaGraph.@Nullable Capture joined = event.capture();
+    if (joined != null) {
+      joined.joins(this);
+    }
   }
 
-  /** Makes {@link #synchronize} ask a source of failures too; for code that enqueues work here. */
+  /**
+   * Whether a {@link CudaGraph#capture} keeps what is enqueued here; one begun by the raw bindings
+   * is not known.
+   */
+  public boolean isCapturing() {
+    return capture != null;
+  }
+
+  CudaGraph.@Nullable Capture capture() {
+    return capture;
+  }
+
+  void setCapture(CudaGraph.@Nullable Capture next) {
+    capture = next;
+  }
+
+  /**
+   * Makes {@link #synchronize} ask a source of failures too; for code that enqueues work here,
+   * which calls it again while {@link #isCapturing}: then every launch of the graph asks it.
+   */
   public void watch(FailureSource source) {
+    CudaGraph.@Nullable Capture capturing = capture;
+    if (capturing != null) {
+      capturing.uses(source);
+    }
     synchronized (this) {
       if (Arrays.asList(watched).contains(source)) {
         return;
@@ -172,11 +204,19 @@ public final class CudaStream implements AutoCloseable {
     return staging;
   }
 
-  /** Destroys the stream once its work is done ({@code cudaStreamDestroy}). */
+  /**
+   * Destroys the stream once its work is done ({@code cudaStreamDestroy}).
+   *
+   * @throws IllegalStateException while it is being captured
+   */
   @Override
   public synchronized void close() {
     if (closed) {
       return;
+    }
+    if (isCapturing()) {
+      throw new IllegalStateException(
+          "cudaStreamDestroy: the " + this + " is being captured; close it after the capture");
     }
     closed = true;
     leak.closed();

@@ -296,6 +296,13 @@ public final class DeviceBuffer implements AutoCloseable {
               + host.byteSize()
               + " bytes: not a whole number of elements");
     }
+    if (!host.isNative() && stream.isCapturing()) {
+      throw new IllegalStateException(
+          "copy between "
+              + this
+              + " and an array: that waits for the stream, which is being captured; take a"
+              + " HostBuffer");
+    }
     return address("copy", offset, host.byteSize() / type.bytes());
   }
 

@@ -134,7 +134,7 @@ public final class NcclGroup {
 
   /** Throws what the body threw as it is, also where the compiler does not expect it. */
   @SuppressWarnings("unchecked")
-  private static <T extends Throwable> void rethrow(Throwable t) throws T {
+  static <T extends Throwable> void rethrow(Throwable t) throws T {
     throw (T) t;
   }
 

@@ -307,10 +307,11 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
           operation + ": the device communicator of " + communicator + " is closed");
     }
     throwIfFailed();
-    if (checked) {
+    boolean captured = stream.isCapturing();
+    if (checked && !captured) {
       verify(operation);
     }
-    if (stream != lastStream) {
+    if (stream != lastStream || captured) {
       streams.removeIf(known -> known.isClosed());
       stream.watch(this);
       streams.add(stream);

@@ -60,7 +60,8 @@ public final class DeviceCommunicatorConfig {
     /**
      * Whether every launch first looks at all that the kernel is given ({@link
      * DeviceCommunicator#verify}), so that what would be an illegal memory access is an exception
-     * that names it. Costs a copy a rank and launch.
+     * that names it. Costs a copy a rank and launch. Not where the launch is captured into a graph,
+     * nor when that is replayed: the check waits for its copies.
      */
     public Builder checked(boolean value) {
       checked = value;

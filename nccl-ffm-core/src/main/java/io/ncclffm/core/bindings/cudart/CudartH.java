@@ -8738,6 +8738,68 @@ public class CudartH extends CudartLayouts {
         }
     }
 
+    private static class cudaGraphInstantiateWithFlags {
+        public static final FunctionDescriptor DESC = FunctionDescriptor.of(
+            CudartH.C_INT,
+            CudartH.C_POINTER,
+            CudartH.C_POINTER,
+            CudartH.C_LONG_LONG
+        );
+
+        public static final MemorySegment ADDR = SYMBOL_LOOKUP.findOrThrow("cudaGraphInstantiateWithFlags");
+
+        public static final MethodHandle HANDLE = Linker.nativeLinker().downcallHandle(ADDR, DESC);
+    }
+
+    /**
+     * Function descriptor for:
+     * {@snippet lang=c :
+     * extern cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *pGraphExec, cudaGraph_t graph, unsigned long long flags)
+     * }
+     */
+    public static FunctionDescriptor cudaGraphInstantiateWithFlags$descriptor() {
+        return cudaGraphInstantiateWithFlags.DESC;
+    }
+
+    /**
+     * Downcall method handle for:
+     * {@snippet lang=c :
+     * extern cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *pGraphExec, cudaGraph_t graph, unsigned long long flags)
+     * }
+     */
+    public static MethodHandle cudaGraphInstantiateWithFlags$handle() {
+        return cudaGraphInstantiateWithFlags.HANDLE;
+    }
+
+    /**
+     * Address for:
+     * {@snippet lang=c :
+     * extern cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *pGraphExec, cudaGraph_t graph, unsigned long long flags)
+     * }
+     */
+    public static MemorySegment cudaGraphInstantiateWithFlags$address() {
+        return cudaGraphInstantiateWithFlags.ADDR;
+    }
+
+    /**
+     * {@snippet lang=c :
+     * extern cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *pGraphExec, cudaGraph_t graph, unsigned long long flags)
+     * }
+     */
+    public static int cudaGraphInstantiateWithFlags(MemorySegment pGraphExec, MemorySegment graph, long flags) {
+        var mh$ = cudaGraphInstantiateWithFlags.HANDLE;
+        try {
+            if (TRACE_DOWNCALLS) {
+                traceDowncall("cudaGraphInstantiateWithFlags", pGraphExec, graph, flags);
+            }
+            return (int)mh$.invokeExact(pGraphExec, graph, flags);
+        } catch (Error | RuntimeException ex) {
+           throw ex;
+        } catch (Throwable ex$) {
+           throw new AssertionError("should not reach here", ex$);
+        }
+    }
+
     private static class cudaGraphExecUpdate {
         public static final FunctionDescriptor DESC = FunctionDescriptor.of(
             CudartH.C_INT,

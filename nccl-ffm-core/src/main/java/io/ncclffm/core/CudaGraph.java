@@ -1,0 +1,286 @@
+package io.ncclffm.core;
+
+import static java.lang.foreign.ValueLayout.ADDRESS;
+
+import io.ncclffm.core.bindings.cudart.CudartH;
+import java.lang.foreign.Arena;
+import java.lang.foreign.MemorySegment;
+import java.util.HashSet;
+import java.util.LinkedHashSet;
+import java.util.Set;
+import org.jspecify.annotations.Nullable;
+
+/**
+ * Work that is enqueued once and then launched as a whole, any number of times, at the price of one
+ * call ({@code cudaGraphExec_t}).
+ *
+ * <p>A graph holds calls with their arguments: addresses, counts, scalars. A launch finds in the
+ * buffers what is there then. What it uses must still be there: closing a buffer, a window or a
+ * device communicator and launching on is an error that nothing notices before the device does. A
+ * communicator closes the graphs that use it.
+ *
+ * <p>Ranks launch their graphs as they call collectives: in the same order everywhere. Ranks that
+ * share a GPU capture before any of them launches, for making a graph can wait for the GPU.
+ *
+ * <p>Threads: launched from any thread, one at a time.
+ */
+public final class CudaGraph implements AutoCloseable {
+  private final CudaDevice device;
+  private final MemorySegment handle;
+  private final Communicator[] communicators;
+  private final Failures failures;
+  private final Set<CudaStream> streams = new HashSet<>();
+  private final LeakReport.Tracker leak;
+  private @Nullable CudaStream lastStream;
+  private boolean closed;
+
+  /** A capture under way: the streams that take part, and what works on them. */
+  static final class Capture {
+    private final Set<CudaStream> streams = new HashSet<>();
+    private final Set<Communicator> communicators = new LinkedHashSet<>();
+    private final Set<FailureSource> sources = new LinkedHashSet<>();
+    private boolean ended;
+
+    void joins(CudaStream stream) {
+      if (!ended && streams.add(stream)) {
+        stream.setCapture(this);
+      }
+    }
+
+    void uses(Communicator communicator) {
+      communicators.add(communicator);
+    }
+
+    void uses(FailureSource source) {
+      sources.add(source);
+    }
+
+    void end() {
+      ended = true;
+      streams.forEach(stream -> stream.setCapture(null));
+    }
+  }
+
+  /** What the streams of launches ask. */
+  private record Failures(FailureSource[] sources) implements FailureSource {
+    @Override
+    public void throwIfFailed() {
+      for (FailureSource source : sources) {
+        source.throwIfFailed();
+      }
+    }
+  }
+
+  private CudaGraph(CudaDevice device, MemorySegment handle, Capture capture) {
+    this.device = device;
+    this.handle = handle;
+    this.communicators = capture.communicators.toArray(Communicator[]::new);
+    this.failures = new Failures(capture.sources.toArray(FailureSource[]::new));
+    this.leak = LeakReport.track(this, toString());
+    for (Communicator communicator : communicators) {
+      communicator.adopt(this);
+    }
+  }
+
+  /**
+   * Runs code that enqueues work on a stream, and makes a graph of that work instead of carrying it
+   * out ({@code cudaStreamBeginCapture} in thread-local mode, {@code cudaStreamEndCapture}, {@code
+   * cudaGraphInstantiateWithFlags}, {@code cudaGraphUpload}). The stream is usable again
+   * afterwards, also if the code throws.
+   *
+   * <p>Collectives, kernels, fills and copies from and to {@link HostBuffer}s can be captured. The
+   * code must not wait for the stream or for an event recorded on it, allocate, free, or copy
+   * arrays; the first such call spoils the capture. A stream that awaits an event of a captured one
+   * takes part too; the captured stream must await an event of it in turn before the end.
+   *
+   * @param stream any but one that is being captured; what is enqueued on it already is no part
+   * @throws CudaException if the work cannot be captured
+   * @throws IllegalStateException if the stream is being captured already, inside an {@link
+   *     NcclGroup} (put the group into the capture), or on a virtual thread
+   */
+  public static CudaGraph capture(CudaStream stream, Runnable work) {
+    String operation = "cudaStreamBeginCapture";
+    checkMayCapture(operation, stream);
+    MemorySegment captured = stream.handle(operation);
+    CudaDevice device = stream.device();
+    device.makeCurrent();
+    int rc = CudartH.cudaStreamBeginCapture(captured, CudartH.cudaStreamCaptureModeThreadLocal());
+    CudaException.check(rc, operation, device);
+    Capture capture = new Capture();
+    capture.joins(stream);
+    @Nullable Throwable trouble = null;
+    try {
+      work.run();
+    } catch (Throwable t) { // also a checked one, which Scala and Kotlin let out of a Runnable
+      trouble = t;
+    }
+    capture.end();
+    try (Arena arena = Arena.ofConfined()) {
+      MemorySegment out = arena.allocate(ADDRESS);
+      rc = CudartH.cudaStreamEndCapture(captured, out);
+      MemorySegment graph = out.get(ADDRESS, 0);
+      if (rc != 0) {
+        CudaException end = CudaException.of("cudaStreamEndCapture", rc, device, hint(rc));
+        trouble = add(trouble, end);
+      } else if (trouble == null) {
+        return new CudaGraph(device, instantiate(graph, stream, out), capture);
+      } else {
+        trouble =
+            add(trouble, failure(CudartH.cudaGraphDestroy(graph), "cudaGraphDestroy", device));
+      }
+    }
+    NcclGroup.<RuntimeException>rethrow(trouble);
+    throw new AssertionError();
+  }
+
+  private static void checkMayCapture(String operation, @Nullable CudaStream stream) {
+    if (stream == null) {
+      throw new IllegalArgumentException(
+          operation + ": the stream is null; make one with CudaStream.create");
+    }
+    if (Thread.currentThread().isVirtual()) {
+      throw new IllegalStateException(
+          operation
+              + " on a virtual thread: CUDA keeps captures per OS thread; capture on a platform"
+              + " thread");
+    }
+    if (NcclGroup.isActive()) {
+      throw new IllegalStateException(
+          operation
+              + " inside a group, whose work comes at its end; put the group into the capture");
+    }
+    if (stream.isCapturing()) {
+      throw new IllegalStateException(operation + ": the " + stream + " is being captured already");
+    }
+  }
+
+  private static String hint(int rc) {
+    if (rc == CudartH.cudaErrorStreamCaptureInvalidated()) {
+      return "; a call in the capture waited for captured work, allocated, freed, or used what is"
+          + " not captured";
+    }
+    if (rc == CudartH.cudaErrorStreamCaptureUnjoined()) {
+      return "; let the captured stream await an event of every other stream that takes part";
+    }
+    return "";
+  }
+
+  private static @Nullable CudaException failure(int rc, String operation, CudaDevice device) {
+    return rc == 0 ? null : CudaException.of(operation, rc, device);
+  }
+
+  private static @Nullable Throwable add(@Nullable Throwable first, @Nullable Throwable next) {
+    if (first == null || next == null) {
+      return first == null ? next : first;
+    }
+    first.addSuppressed(next);
+    return first;
+  }
+
+  /** Makes the executable graph, and destroys the one that it is made of. */
+  private static MemorySegment instantiate(
+      MemorySegment graph, CudaStream stream, MemorySegment out) {
+    CudaDevice device = stream.device();
+    MemorySegment made = MemorySegment.NULL;
+    @Nullable Throwable trouble = null;
+    try {
+      device.makeCurrent();
+      int rc = CudartH.cudaGraphInstantiateWithFlags(out, graph, 0);
+      CudaException.check(rc, "cudaGraphInstantiateWithFlags", device);
+      made = out.get(ADDRESS, 0);
+      // The first launch would do it, and wait for the GPU, where another rank's kernel may spin.
+      rc = CudartH.cudaGraphUpload(made, stream.handle());
+      CudaException.check(rc, "cudaGraphUpload", device);
+    } catch (RuntimeException e) {
+      trouble = e;
+    }
+    trouble = add(trouble, failure(CudartH.cudaGraphDestroy(graph), "cudaGraphDestroy", device));
+    if (trouble != null) {
+      if (made.address() != 0) {
+        int rc = CudartH.cudaGraphExecDestroy(made);
+        add(trouble, failure(rc, "cudaGraphExecDestroy", device));
+      }
+      NcclGroup.<RuntimeException>rethrow(trouble);
+    }
+    return made;
+  }
+
+  /**
+   * Enqueues the whole ({@code cudaGraphLaunch}), after earlier launches of this graph on whatever
+   * stream. {@link CudaStream#synchronize} on the stream reports failures of the communicators and
+   * device communicators that the graph uses, which take one thread at a time here too. A {@link
+   * Communicator#watch watchdog} sees NCCL's errors, but not how old a launch is.
+   *
+   * @param stream of the device that was captured on; if it is being captured, the launch becomes
+   *     part of that
+   * @throws IllegalStateException if the graph or a communicator that it uses is closed
+   * @throws NcclException if a communicator or device communicator has failed
+   */
+  public synchronized void launch(CudaStream stream) {
+    check(stream);
+    int entered = 0;
+    try {
+      while (entered < communicators.length) {
+        communicators[entered].begin("cudaGraphLaunch", stream);
+        entered++;
+      }
+      failures.throwIfFailed();
+      if (stream != lastStream || stream.isCapturing()) {
+        streams.removeIf(CudaStream::isClosed);
+        stream.watch(failures);
+        streams.add(stream);
+        lastStream = stream;
+      }
+      device.makeCurrent();
+      int rc = CudartH.cudaGraphLaunch(handle, stream.handle("cudaGraphLaunch"));
+      CudaException.check(rc, "cudaGraphLaunch", device);
+    } finally {
+      while (entered > 0) {
+        communicators[--entered].end();
+      }
+    }
+  }
+
+  private void check(@Nullable CudaStream stream) {
+    if (closed) {
+      throw new IllegalStateException("cudaGraphLaunch: the " + this + " is closed");
+    }
+    if (stream == null) {
+      throw new IllegalArgumentException(
+          "cudaGraphLaunch: the stream is null; make one with CudaStream.create");
+    }
+    if (stream.device().ordinal() != device.ordinal()) {
+      throw new IllegalArgumentException(
+          "cudaGraphLaunch: the " + stream + " belongs to another device than the " + this);
+    }
+  }
+
+  /**
+   * Destroys the graph ({@code cudaGraphExecDestroy}). Launches under way go on, but what fails in
+   * them from then on may not be reported: synchronize first.
+   */
+  @Override
+  public synchronized void close() {
+    if (closed) {
+      return;
+    }
+    closed = true;
+    leak.closed();
+    for (CudaStream stream : streams) {
+      stream.unwatch(failures);
+    }
+    for (Communicator communicator : communicators) {
+      communicator.disown(this);
+    }
+    if (device.isLost()) {
+      return;
+    }
+    device.makeCurrent();
+    CudaException.check(CudartH.cudaGraphExecDestroy(handle), "cudaGraphExecDestroy", device);
+  }
+
+  @Override
+  public String toString() {
+    return "graph on " + device;
+  }
+}
