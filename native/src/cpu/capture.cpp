@@ -305,7 +305,11 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t handle, cudaStream_t streamHandle) {
       return cudaErrorInvalidValue;
     }
     const std::shared_ptr<Stream> stream = findStream(streamHandle, currentDevice());
-    return stream == nullptr ? cudaErrorInvalidResourceHandle : launchGraph(*executable, stream);
+    if (stream == nullptr) {
+      return cudaErrorInvalidResourceHandle;
+    }
+    const cudaError_t captured = checkNotCaptured(stream);
+    return captured == cudaSuccess ? launchGraph(*executable, stream) : captured;
   });
 }
 

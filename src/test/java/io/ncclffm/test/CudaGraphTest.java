@@ -109,10 +109,19 @@ class CudaGraphTest {
   }
 
   @Test
-  void graphLaunchedInACaptureBecomesPartOfIt() {
+  void graphLaunchedInACaptureIsRefusedAndTheCaptureGoesOn() {
     CudaGraph inner = CudaGraph.capture(stream, () -> copyThrough(stream));
-    try (CudaGraph outer = CudaGraph.capture(stream, () -> inner.launch(stream))) {
-      inner.close();
+    CudaGraph outer =
+        CudaGraph.capture(
+            stream,
+            () -> {
+              Messages.assertNames(
+                  assertThrows(IllegalStateException.class, () -> inner.launch(stream)),
+                  "being captured");
+              copyThrough(stream);
+            });
+    try (inner;
+        outer) {
       assertCopies(outer, second, 5);
     }
   }

@@ -252,28 +252,28 @@ class GraphCollectivesTest {
         RankBuffers x = RankBuffers.allocate(world, DataType.FLOAT32, COUNT)) {
       world.run(
           rank -> {
-            CudaStream elsewhere = CudaStream.create(rank.device());
+            // Where it was captured: on another stream a first launch may wait for the GPU.
+            CudaStream stream = rank.stream();
             CudaGraph graph = ofAllReduce(rank, x);
             graphs[rank.rank()] = graph;
             await(barrier);
-            graph.launch(elsewhere);
-            elsewhere.synchronize(PATIENCE);
+            graph.launch(stream);
+            stream.synchronize(PATIENCE);
             await(barrier);
             if (rank.rank() == 0) {
-              graph.launch(elsewhere); // rank 1 does not
+              graph.launch(stream); // rank 1 does not
               Thread aborter = Thread.ofPlatform().start(rank.communicator()::abort);
               assertThrows(
                   RuntimeException.class,
                   () -> {
-                    elsewhere.synchronize(PATIENCE);
-                    graph.launch(elsewhere); // where the abort came before the wait
+                    stream.synchronize(PATIENCE);
+                    graph.launch(stream); // where the abort came before the wait
                   });
               assertTrue(aborter.join(PATIENCE), "the abort ends");
-              elsewhere.synchronize(PATIENCE);
+              stream.synchronize(PATIENCE);
             }
             await(barrier);
             rank.communicator().abort();
-            elsewhere.close();
           });
     }
     assertAllClosed(graphs);

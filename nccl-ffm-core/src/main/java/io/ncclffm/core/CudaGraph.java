@@ -211,9 +211,12 @@ public final class CudaGraph implements AutoCloseable {
    * device communicators that the graph uses, which take one thread at a time here too. A {@link
    * Communicator#watch watchdog} sees NCCL's errors, but not how old a launch is.
    *
-   * @param stream of the device that was captured on; if it is being captured, the launch becomes
-   *     part of that
-   * @throws IllegalStateException if the graph or a communicator that it uses is closed
+   * <p>Ranks that share a GPU launch on the stream that was captured: on another, the first launch
+   * may wait for the GPU, and so for the other ranks.
+   *
+   * @param stream of the device that was captured on, not being captured itself
+   * @throws IllegalStateException if the graph or a communicator that it uses is closed, or the
+   *     stream is being captured
    * @throws NcclException if a communicator or device communicator has failed
    */
   public synchronized void launch(CudaStream stream) {
@@ -225,7 +228,7 @@ public final class CudaGraph implements AutoCloseable {
         entered++;
       }
       failures.throwIfFailed();
-      if (stream != lastStream || stream.isCapturing()) {
+      if (stream != lastStream) {
         streams.removeIf(CudaStream::isClosed);
         stream.watch(failures);
         streams.add(stream);
@@ -252,6 +255,12 @@ public final class CudaGraph implements AutoCloseable {
     if (stream.device().ordinal() != device.ordinal()) {
       throw new IllegalArgumentException(
           "cudaGraphLaunch: the " + stream + " belongs to another device than the " + this);
+    }
+    if (stream.isCapturing()) {
+      throw new IllegalStateException(
+          "cudaGraphLaunch: the "
+              + stream
+              + " is being captured, and CUDA does not capture launches of graphs");
     }
   }
 
