@@ -121,23 +121,48 @@ struct CoopGroup {
 /// The memory of all ranks of a communicator.
 class World {
  public:
-  World(int nRanks, int nChannels, uint32_t linesPerSlot, uint64_t timeoutNs) : ranks_(nRanks) {
-    size_t lines = static_cast<size_t>(nChannels) * 2 * nRanks * linesPerSlot;
+  World(int nRanks, int nChannels, uint32_t slotBytes, uint64_t timeoutNs) : ranks_(nRanks) {
+    const uint64_t bytes = windowBytes(nRanks, nChannels, slotBytes);
     for (Rank &rank : ranks_) {
-      rank.window.resize(lines);
+      rank.window.resize(bytes / sizeof(Line));
       rank.channels.resize(nChannels);
+      rank.pairs.resize(nChannels * nRanks);
       rank.peers.resize(nRanks);
     }
     for (int r = 0; r < nRanks; ++r) {
       Rank &rank = ranks_[r];
       for (int p = 0; p < nRanks; ++p) rank.peers[p] = ranks_[p].window.data();
-      rank.comm = {NCCLFFM_DEVCOMM_MAGIC, NCCLFFM_ABI_VERSION, r,           nRanks, nChannels, linesPerSlot, timeoutNs,
-                   rank.channels.data(),  rank.peers.data(),   &rank.status};
+      DevComm &comm = rank.comm;
+      comm.magic = NCCLFFM_DEVCOMM_MAGIC;
+      comm.version = NCCLFFM_ABI_VERSION;
+      comm.rank = r;
+      comm.nRanks = nRanks;
+      comm.nChannels = nChannels;
+      comm.slotBytes = slotBytes;
+      comm.timeoutNs = timeoutNs;
+      comm.channels = rank.channels.data();
+      comm.pairs = rank.pairs.data();
+      comm.peers = rank.peers.data();
+      comm.status = &rank.status;
+      comm.path = ncclFfmPathSameGpu;
+      comm.ranksPerDevice = 1;
     }
   }
 
   int nRanks() const { return static_cast<int>(ranks_.size()); }
   DevComm &comm(int rank) { return ranks_[rank].comm; }
+
+  /// As after so many exchanges and steps: with epochs close to their end, a wrap is reached.
+  void startAt(uint32_t epoch) {
+    for (Rank &rank : ranks_) {
+      for (Channel &channel : rank.channels) channel.state = epoch;
+      for (Pair &pair : rank.pairs) pair.send = pair.recv = epoch;
+      Mailbox *mailboxes = reinterpret_cast<Mailbox *>(rank.window.data());
+      for (size_t i = 0; i < rank.pairs.size(); ++i) {
+        mailboxes[i] = {epoch, epoch, epoch, epoch, epoch};
+      }
+    }
+  }
 
   /// The status record of a rank whose ready word is set; all zero while it is not.
   Status status(int rank) {
@@ -154,17 +179,22 @@ class World {
 
   /// Whether nobody has stored anything to the window of a rank.
   bool isUntouched(int rank) {
-    for (LLLine &line : ranks_[rank].window) {
-      LLLine now = loadLineRelaxedSys(&line);
-      if (now.pair[0] != 0 || now.pair[1] != 0) return false;
+    for (Line &line : ranks_[rank].window) {
+      for (uint64_t &word : line.word) {
+        if (__atomic_load_n(&word, __ATOMIC_RELAXED) != 0) return false;
+      }
     }
     return true;
   }
 
  private:
+  struct alignas(128) Line {
+    uint64_t word[16];
+  };
   struct Rank {
-    std::vector<LLLine> window;
+    std::vector<Line> window;
     std::vector<Channel> channels;
+    std::vector<Pair> pairs;
     std::vector<void *> peers;
     Status status = {};
     DevComm comm = {};
