@@ -325,7 +325,7 @@ int ncclFfmChoose(const ncclFfmDevComm *comm, ncclFfmCall *call) {
 
 int ncclFfmLaunch(const ncclFfmDevComm *comm, const ncclFfmCall *call, void *stream) {
   if (call == nullptr) return failed(ncclInvalidArgument, "ncclFfmLaunch: call is null");
-  CallLaunch launch = {{}, *call, stream};
+  CallLaunch launch = {{}, *call, reduces(call->function) ? call->datatype : ncclUint64, stream};
   int code = chooseAndCheck("ncclFfmLaunch", comm, &launch.call);
   if (code != ncclSuccess || (call->count == 0 && call->function != ncclFfmFunctionBarrier)) return code;
   launch.comm = *comm;

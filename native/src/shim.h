@@ -15,6 +15,7 @@ namespace ncclffm::shim {
 struct CallLaunch {
   ncclFfmDevComm comm;
   ncclFfmCall call;
+  int elementType;  // the ncclDataType_t of a call that reduces; the others move words: ncclUint64
   void *stream;
 };
 

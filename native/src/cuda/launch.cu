@@ -36,10 +36,8 @@ Failure lastLaunch(const char *kernel) {
   return reported((std::string("launch of ") + kernel).c_str(), cudaGetLastError());
 }
 
-// The kernel of a type; calls that do not reduce move words.
-void launchCall(const ncclFfmDevComm &comm, const ncclFfmCall &call, int blocks, cudaStream_t stream) {
-  if (!reduces(call.function)) return launchCallOf<uint64_t>(comm, call, blocks, stream);
-  switch (call.datatype) {
+void launchCall(const ncclFfmDevComm &comm, const ncclFfmCall &call, int elementType, int blocks, cudaStream_t stream) {
+  switch (elementType) {
     case ncclInt8:
       return launchCallOf<int8_t>(comm, call, blocks, stream);
     case ncclUint8:
@@ -69,7 +67,8 @@ void launchCall(const ncclFfmDevComm &comm, const ncclFfmCall &call, int blocks,
 }  // namespace
 
 Failure launch(const CallLaunch &launch) {
-  launchCall(launch.comm, launch.call, launch.call.blocks, static_cast<cudaStream_t>(launch.stream));
+  launchCall(launch.comm, launch.call, launch.elementType, launch.call.blocks,
+             static_cast<cudaStream_t>(launch.stream));
   return lastLaunch("callKernel");
 }
 
@@ -93,12 +92,10 @@ Failure launch(const PatternLaunch &launch) {
 
 Failure prime(void *stream) {
   cudaStream_t on = static_cast<cudaStream_t>(stream);
-  ncclFfmCall nothing = {};  // of 0 blocks: a kernel returns at once
-  nothing.function = ncclFfmFunctionAllReduce;
+  const ncclFfmCall nothing = {};  // of 0 blocks: a kernel returns at once
   Failure failure;
   for (int type = ncclInt8; type <= ncclBfloat16 && failure.empty(); ++type) {
-    nothing.datatype = type;
-    launchCall(ncclFfmDevComm{}, nothing, 1, on);
+    launchCall(ncclFfmDevComm{}, nothing, type, 1, on);
     failure = lastLaunch("callKernel");
   }
   if (!failure.empty()) return failure;

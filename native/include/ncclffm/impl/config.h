@@ -21,7 +21,7 @@ typedef unsigned long long uintptr_t;
 #ifdef __CUDACC__
 #define NCCLFFM_DEVICE __device__ __forceinline__
 // What moves so much, or is called so rarely, that a call costs nothing: kernels stay small.
-#define NCCLFFM_DEVICE_CALL __device__ __noinline__
+#define NCCLFFM_DEVICE_CALL __device__ __noinline__ inline
 #define NCCLFFM_UNROLL _Pragma("unroll")
 #else
 #define NCCLFFM_DEVICE inline

@@ -83,9 +83,11 @@ NCCLFFM_DEVICE bool fits(const LsaBuffer &buffer, uint64_t bytes) {
   return bytes <= buffer.bytes && buffer.offset <= buffer.bytes - bytes;
 }
 
+// Bounds what is multiplied by the size of an element and the number of ranks: far beyond any memory, far below 64 bits.
+constexpr uint64_t kMaxCount = uint64_t{1} << 40;
+
 NCCLFFM_DEVICE Problem problemOfBuffers(const DevComm &comm, const Call &call, uint32_t elementBytes) {
-  const uint64_t n = static_cast<uint64_t>(comm.nRanks);
-  if (call.count > (~uint64_t{0} >> 1) / elementBytes / n) return Problem::kSize;
+  if (call.count > kMaxCount) return Problem::kSize;
   const uint64_t partBytes = call.count * elementBytes;
   const PartCounts parts = partCounts(comm, call);
   const uint64_t sendBytes = parts.send * partBytes, recvBytes = parts.recv * partBytes;
@@ -104,9 +106,9 @@ NCCLFFM_DEVICE Problem problemOfBuffers(const DevComm &comm, const Call &call, u
   } else if ((parts.send != 0 && send == 0) || (parts.recv != 0 && recv == 0)) {
     return Problem::kBuffer;
   }
-  if ((parts.send != 0 && send % elementBytes != 0) || (parts.recv != 0 && recv % elementBytes != 0)) {
-    return Problem::kBuffer;
-  }
+  // Sizes of elements are powers of two, and a division takes longer than a message.
+  const uintptr_t mask = elementBytes - 1;
+  if ((parts.send != 0 && (send & mask) != 0) || (parts.recv != 0 && (recv & mask) != 0)) return Problem::kBuffer;
   const bool sameSpace = !zeroCopy || call.send.peers == call.recv.peers;
   const bool overlap = send < recv + recvBytes && recv < send + sendBytes;
   if (holds(Rule::kCheckOverlap) && sameSpace && overlap && !isInPlace(comm, call, partBytes, send, recv)) {
@@ -178,19 +180,21 @@ struct BlockShare {
 
 constexpr uint64_t kShareBytes = 128;  // shares and shards are whole cache lines, so that aligned buffers stay aligned
 
-// The share of a block of a launch.
-NCCLFFM_DEVICE BlockShare shareOf(uint64_t count, uint32_t elementBytes, int block, int nBlocks) {
-  const uint64_t unit = kShareBytes / elementBytes, n = static_cast<uint64_t>(nBlocks);
-  const uint64_t units = count / unit + (count % unit != 0), share = (units / n + (units % n != 0)) * unit;
-  const uint64_t first = share * static_cast<uint64_t>(block);
-  if (first >= count) return {0, 0};
-  return {first, count - first < share ? count - first : share};
+// Bytes of each of n equal shares, but for the last ones. A division of 64 bits takes longer than a message.
+NCCLFFM_DEVICE uint64_t shardBytes(uint64_t bytes, int n) {
+  const uint64_t lines = (bytes + kShareBytes - 1) / kShareBytes + static_cast<uint64_t>(n) - 1;
+  const uint32_t m = static_cast<uint32_t>(n);
+  return (lines >> 32 == 0 ? static_cast<uint32_t>(lines) / m : lines / m) * kShareBytes;
 }
 
-// Bytes of each of n shards, but for the last ones.
-NCCLFFM_DEVICE uint64_t shardBytes(uint64_t bytes, int n) {
-  const uint64_t units = bytes / kShareBytes + (bytes % kShareBytes != 0), m = static_cast<uint64_t>(n);
-  return (units / m + (units % m != 0)) * kShareBytes;
+// The share of a block of a launch.
+NCCLFFM_DEVICE BlockShare shareOf(uint64_t count, uint32_t elementBytes, int block, int nBlocks) {
+  if (nBlocks == 1) return {0, count};
+  const uint64_t bytes = count * elementBytes, share = shardBytes(bytes, nBlocks);
+  const uint64_t first = share * static_cast<uint64_t>(block);
+  if (first >= bytes) return {0, 0};
+  const int shift = elementBytes == 8 ? 3 : elementBytes == 4 ? 2 : elementBytes == 2 ? 1 : 0;
+  return {first >> shift, (bytes - first < share ? bytes - first : share) >> shift};
 }
 
 constexpr uint64_t kNoEnd = ~uint64_t{0};
@@ -227,11 +231,12 @@ NCCLFFM_DEVICE Step stepOf(const DevComm &comm, const Call &call, const ShareBuf
   const Team all = {0, 1, comm.nRanks, comm.rank};
   const Parts whole = {b.in, 0, b.bytes, b.bytes}, result = {b.out, 0, b.bytes, b.bytes};
   const Parts inParts = {b.in, b.stride, b.bytes, kNoEnd}, outParts = {b.out, b.stride, b.bytes, kNoEnd};
-  const uint64_t shard = shardBytes(b.bytes, comm.nRanks);
   switch (call.function) {
-    case ncclFfmFunctionAllReduce:
+    case ncclFfmFunctionAllReduce: {
       if (call.algorithm == ncclFfmAlgorithmOneShot) return {all, whole, kEverybody, kEverybody, result, true, true};
+      const uint64_t shard = shardBytes(b.bytes, comm.nRanks);
       return i == 0 ? reduceShards(all, b.in, b.out, shard, b.bytes, true) : gatherShards(all, b.out, shard, b.bytes);
+    }
     case ncclFfmFunctionReduceScatter:
       return {all, inParts, kEverybody, kEverybody, result, true, true};
     case ncclFfmFunctionAllGather:
@@ -242,6 +247,7 @@ NCCLFFM_DEVICE Step stepOf(const DevComm &comm, const Call &call, const ShareBuf
       return {all, whole, call.root, kEverybody, result, true, true};
     case ncclFfmFunctionBroadcast: {
       if (call.algorithm == ncclFfmAlgorithmOneShot) return {all, whole, kEverybody, call.root, result, false, false};
+      const uint64_t shard = shardBytes(b.bytes, comm.nRanks);
       if (i == 1) return gatherShards(all, b.out, shard, b.bytes);
       const Parts shards = {b.in, shard, shard, b.bytes}, places = {b.out, shard, shard, b.bytes};
       const Parts own = {places.of(comm.rank), 0, shard, places.lengthOf(comm.rank)};
@@ -332,8 +338,8 @@ NCCLFFM_DEVICE ShareBuffers buffersOf(const Call &call, const BlockShare &share,
 }
 
 template <class T, class Coop>
-NCCLFFM_DEVICE_CALL ncclResult_t runSteps(ChannelSession<Coop> &session, const Call &call, const BlockShare &share,
-                                          const CallContext &context) {
+NCCLFFM_DEVICE_CALL ncclResult_t runSteps(ChannelSession<Coop> &session, Call call, BlockShare share,
+                                          CallContext context) {
   const DevComm &comm = session.comm();
   if (call.function == ncclFfmFunctionBarrier) return barrier(session, context.hash);
   if (isZeroCopy(call)) return runZeroCopy<T>(session, call, share, context);
@@ -349,7 +355,8 @@ NCCLFFM_DEVICE_CALL ncclResult_t runSteps(ChannelSession<Coop> &session, const C
 // A checked collective with nothing left open, on a group's share of it. T is the element type; where the call does not
 // reduce, uint64_t does for all.
 //
-// The all-reduce that is all about latency is inlined, all else is a call.
+// The all-reduce that is all about latency is inlined; all else is a call that takes copies, so that what is here may
+// stay in registers.
 template <class T, class Coop>
 NCCLFFM_DEVICE ncclResult_t runShare(ChannelSession<Coop> &session, const Call &call, const BlockShare &share) {
   const DevComm &comm = session.comm();
