@@ -4,6 +4,7 @@
 #define NCCLFFM_CHANNEL_H_
 
 #include "coop.h"
+#include "impl/choose.h"
 #include "protocol.h"
 
 namespace ncclffm {
@@ -31,10 +32,14 @@ class ChannelSession {
   NCCLFFM_DEVICE const Site &site() const { return site_; }
   // For status records: the function that the session is used for now.
   NCCLFFM_DEVICE void setFunction(ncclFfmFunction function) { site_.function = function; }
+  // The longest all-reduce, in bytes, that the library makes by LL and one-shot, in one exchange.
+  NCCLFFM_DEVICE uint32_t smallBytes() const { return smallBytes_; }
 
-  // For protocols: starts the next exchange of a call with this hash, and tells every peer so. Called by all threads,
-  // who agree on how many exchanges there are.
+  // For protocols: starts the next exchange of a call with this hash. Called by all threads, who agree on how many
+  // exchanges there are.
   NCCLFFM_DEVICE void beginExchange(uint32_t hash);
+  // For protocols: tells every peer that the exchange has begun. Data that may go first, goes before.
+  NCCLFFM_DEVICE void tellBegun() const;
   // For protocols: ends it, with this thread's result. All threads have then read what came in, so that the next
   // exchange may start, and all know whether one of them failed.
   NCCLFFM_DEVICE ncclResult_t endExchange(ncclResult_t ofThisThread);
@@ -58,6 +63,7 @@ class ChannelSession {
   const DevComm &comm_;
   Site site_;
   ncclResult_t result_;
+  uint32_t smallBytes_ = 0;
   bool held_ = false;
 };
 

@@ -57,6 +57,7 @@ NCCLFFM_DEVICE ChannelSession<Coop>::ChannelSession(Coop coop, const DevComm &co
   if (!isValid(comm) || channel < 0 || channel >= comm.nChannels) return;
   result_ = take(coop_, comm_, &comm_.channels[channel].state, site_);
   held_ = result_ == ncclSuccess;
+  smallBytes_ = smallAllReduceBytes(comm);
 }
 
 template <class Coop>
@@ -78,6 +79,10 @@ template <class Coop>
 NCCLFFM_DEVICE void ChannelSession<Coop>::beginExchange(uint32_t hash) {
   ++site_.epoch;
   site_.hash = hash;
+}
+
+template <class Coop>
+NCCLFFM_DEVICE void ChannelSession<Coop>::tellBegun() const {
   for (int peer = static_cast<int>(coop_.rank()); peer < comm_.nRanks; peer += static_cast<int>(coop_.size())) {
     if (peer != comm_.rank) {
       storeRelaxedSys(&mailboxOf(comm_, peer, site_.channel, comm_.rank)->begun, makeLetter(site_));

@@ -57,6 +57,20 @@ NCCLFFM_DEVICE uint64_t twoShotFrom(uint32_t path) {
   return path == ncclFfmPathSameGpu ? 256 << 10 : 170 << 10;
 }
 
+constexpr uint64_t kLLBytes = 64 << 10;
+
+// The longest all-reduce, in bytes, for which choose() says LL and one-shot, and one slot is enough.
+NCCLFFM_DEVICE uint32_t smallAllReduceBytes(const DevComm &comm) {
+  if (comm.protocol > ncclFfmProtocolLL || comm.algorithm > ncclFfmAlgorithmOneShot) return 0;
+  const uint32_t ofSlot = comm.slotBytes / 2;
+  if (comm.protocol == ncclFfmProtocolLL && comm.algorithm == ncclFfmAlgorithmOneShot) return ofSlot;
+  const uint32_t oneShot = comm.nRanks <= 2 || comm.algorithm != ncclFfmAlgorithmAuto
+                               ? static_cast<uint32_t>(kLLBytes)
+                               : static_cast<uint32_t>(twoShotFrom(comm.path) - 1) / static_cast<uint32_t>(comm.nRanks);
+  const uint32_t most = comm.protocol == ncclFfmProtocolLL || oneShot < kLLBytes ? oneShot : kLLBytes;
+  return most < ofSlot ? most : ofSlot;
+}
+
 // What Auto stands for. bytes: of a buffer, of one rank's part where parts are exchanged.
 NCCLFFM_DEVICE Choice choose(uint32_t function, uint32_t protocol, uint32_t algorithm, int nRanks, uint64_t bytes,
                              uint32_t path, bool zeroCopy, uint32_t groupSize) {
@@ -73,7 +87,7 @@ NCCLFFM_DEVICE Choice choose(uint32_t function, uint32_t protocol, uint32_t algo
   }
   if (protocol == ncclFfmProtocolAuto) {
     const bool lines = path != ncclFfmPathHostStaged && bytes <= (512 << 10);
-    protocol = bytes <= (64 << 10)                                        ? ncclFfmProtocolLL
+    protocol = bytes <= kLLBytes                                        ? ncclFfmProtocolLL
                : lines && allowsProtocol(ncclFfmProtocolLL128, path, groupSize) ? ncclFfmProtocolLL128
                                                                           : ncclFfmProtocolSimple;
   }

@@ -116,9 +116,29 @@ NCCLFFM_DEVICE Call makeCall(ncclFfmFunction function, const void *sendbuff, voi
   return call;
 }
 
+// What is small, by the shortest way: an exchange by LL. It is what ncclDevCallLsa would do.
+template <class T, class Coop>
+NCCLFFM_DEVICE ncclResult_t smallAllReduce(ChannelSession<Coop> &session, const Call &call) {
+  const DevComm &comm = session.comm();
+  session.setFunction(ncclFfmFunctionAllReduce);
+  return runStepOfLines<LL, T>(session, stepOf(comm, call, buffersOf(call, {0, call.count}, sizeof(T)), 0),
+                               {call.op, comm.nRanks, sizeof(T), hashOf(call, call.count)}, Identity(), Identity());
+}
+
 template <class Coop>
-NCCLFFM_DEVICE ncclResult_t ncclDevAllReduce(ChannelSession<Coop> &session, const void *sendbuff, void *recvbuff, size_t count, int datatype, int op) {
-  return ncclDevCallLsa(session, makeCall(ncclFfmFunctionAllReduce, sendbuff, recvbuff, count, datatype, op, 0, 0));
+NCCLFFM_DEVICE ncclResult_t ncclDevAllReduce(ChannelSession<Coop> &session, const void *sendbuff, void *recvbuff,
+                                             size_t count, int datatype, int op) {
+  Call call = makeCall(ncclFfmFunctionAllReduce, sendbuff, recvbuff, count, datatype, op, 0, 0);
+  const uint32_t elementBytes = elementBytesOf(datatype);
+  const bool isSmall = count - 1 < session.smallBytes() && count * elementBytes - 1 < session.smallBytes();
+  if (session.result() == ncclSuccess && isSmall && isReduction(op) &&
+      problemOfBuffers(session.comm(), call, elementBytes) == Problem::kNone) {
+    call.protocol = ncclFfmProtocolLL;
+    call.algorithm = ncclFfmAlgorithmOneShot;
+    return withElementType(
+        call, [&](auto tag) { return smallAllReduce<typename decltype(tag)::Type>(session, call); });
+  }
+  return ncclDevCallLsa(session, call);
 }
 
 template <class Coop>

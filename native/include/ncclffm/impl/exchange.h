@@ -129,6 +129,20 @@ NCCLFFM_DEVICE uint32_t wordsIn(const MutableSpan &span) {
   return static_cast<uint32_t>((span.bytes + 7) / 8);
 }
 
+// Waits for a unit of one peer.
+template <class P, class LetterOf>
+NCCLFFM_DEVICE ncclResult_t awaitUnit(const DevComm &comm, const Site &site, LetterOf letterOf, int peer,
+                                      const char *slot, uint32_t unit, uint64_t (&words)[P::kWords]) {
+  const uint32_t flag = flagOf(site);
+  typename P::Line line = {};
+  const ncclResult_t result = waitFor(typename P::Lanes(), comm, site, letterOf, [&] {
+    if (!P::isComplete(line, unit, flag)) line = P::poll(slot, unit);
+    return P::isComplete(line, unit, flag) ? kNobody : peer;
+  });
+  if (result == ncclSuccess) P::unpack(P::reload(slot, unit, line), words);
+  return result;
+}
+
 // A unit of the result: this member's words and those of all others, in the order of the team.
 template <class P, class T, class Coop>
 NCCLFFM_DEVICE ncclResult_t reduceUnit(const ChannelSession<Coop> &session, const Team &team, const char *inbox,
@@ -137,6 +151,19 @@ NCCLFFM_DEVICE ncclResult_t reduceUnit(const ChannelSession<Coop> &session, cons
   const uint32_t flag = flagOf(session.site());
   WordReducer<T> sum[P::kWords];
   auto letterOf = [&](int peer) { return session.begun(peer); };
+  if (team.size == 2) {
+    const int peer = team.rank(1 - team.self);
+    uint64_t theirs[P::kWords];
+    const ncclResult_t result = awaitUnit<P>(comm, session.site(), letterOf, peer,
+                                             inbox + static_cast<uint64_t>(peer) * comm.slotBytes, unit, theirs);
+    NCCLFFM_UNROLL
+    for (int w = 0; w < P::kWords; ++w) {
+      sum[w].start(team.self == 0 ? words[w] : theirs[w]);
+      sum[w].add(team.self == 0 ? theirs[w] : words[w], reduction.op);
+      words[w] = sum[w].finish(reduction.lastOp(), reduction.nRanks);
+    }
+    return result;
+  }
   for (int base = 0; base < team.size; base += P::kPeersAtOnce) {
     typename P::Line line[P::kPeersAtOnce] = {};
     auto slotOf = [&](int k) { return inbox + static_cast<uint64_t>(team.rank(base + k)) * comm.slotBytes; };
@@ -179,20 +206,6 @@ NCCLFFM_DEVICE ncclResult_t reduceUnit(const ChannelSession<Coop> &session, cons
   return ncclSuccess;
 }
 
-// Waits for a unit of one peer.
-template <class P, class LetterOf>
-NCCLFFM_DEVICE ncclResult_t awaitUnit(const DevComm &comm, const Site &site, LetterOf letterOf, int peer,
-                                      const char *slot, uint32_t unit, uint64_t (&words)[P::kWords]) {
-  const uint32_t flag = flagOf(site);
-  typename P::Line line = {};
-  const ncclResult_t result = waitFor(typename P::Lanes(), comm, site, letterOf, [&] {
-    if (!P::isComplete(line, unit, flag)) line = P::poll(slot, unit);
-    return P::isComplete(line, unit, flag) ? kNobody : peer;
-  });
-  if (result == ncclSuccess) P::unpack(P::reload(slot, unit, line), words);
-  return result;
-}
-
 // A step by LL or LL128. The prologue is applied to what this member gives, the epilogue to the result; the prologue is
 // evaluated twice for an element, once to send it and once to sum it, which is cheaper than to store it.
 template <class P, class T, class Coop, class Prologue, class Epilogue>
@@ -215,13 +228,20 @@ NCCLFFM_DEVICE ncclResult_t runStepOfLines(ChannelSession<Coop> &session, const 
         slotOf(comm, Traffic::kCollective, P::kProtocol, comm.rank, site.channel, site.epoch, 0);
     auto outSlot = [&](int member) { return loadPeer(comm.peers, team.rank(member)) + outOffset; };
 
-    if (step.to == kEverybody && step.from == kEverybody && step.send.stride == 0) {
+    // What this thread gives first, it also sums first.
+    const bool givesTheSame = step.to == kEverybody && step.from == kEverybody && step.send.stride == 0;
+    uint64_t firstWords[P::kWords] = {};
+    if (givesTheSame) {
       const ConstSpan span = asConst(step.send.chunk(0, done, capacity, call.elementBytes));
       const uint32_t units = P::unitsOf(static_cast<uint32_t>((span.bytes + 7) / 8)), alignment = span.alignment();
       for (uint32_t u = threadRank; u < units; u += groupSize) {
         uint64_t words[P::kWords];
         loadUnit<P, T>(span, alignment, u, prologue, words);
         for (int k = 1; k < team.size; ++k) P::put(outSlot(team.after(k)), u, words, flag);
+        if (u == threadRank) {
+          NCCLFFM_UNROLL
+          for (int w = 0; w < P::kWords; ++w) firstWords[w] = words[w];
+        }
       }
     } else {
       for (int k = 1; k < team.size; ++k) {
@@ -238,6 +258,8 @@ NCCLFFM_DEVICE ncclResult_t runStepOfLines(ChannelSession<Coop> &session, const 
       }
     }
 
+    session.tellBegun();
+
     ncclResult_t result = ncclSuccess;
     if (step.reduces && step.gives(team.self, team.self)) {
       const ConstSpan own = asConst(step.send.chunk(team.self, done, capacity, call.elementBytes));
@@ -245,7 +267,12 @@ NCCLFFM_DEVICE ncclResult_t runStepOfLines(ChannelSession<Coop> &session, const 
       const uint32_t units = P::unitsOf(wordsIn(out)), ownAlignment = own.alignment(), outAlignment = out.alignment();
       for (uint32_t u = threadRank; u < units && result == ncclSuccess; u += groupSize) {
         uint64_t words[P::kWords];
-        loadUnit<P, T>(own, ownAlignment, u, prologue, words);
+        if (givesTheSame && u == threadRank) {
+          NCCLFFM_UNROLL
+          for (int w = 0; w < P::kWords; ++w) words[w] = firstWords[w];
+        } else {
+          loadUnit<P, T>(own, ownAlignment, u, prologue, words);
+        }
         result = reduceUnit<P, T>(session, team, inbox, u, reduction, words);
         if (result == ncclSuccess) storeUnit<P, T>(out, outAlignment, u, epilogue, words);
       }
@@ -318,6 +345,7 @@ NCCLFFM_DEVICE_CALL ncclResult_t runStepOfSimple(ChannelSession<Coop> &session, 
     const uint64_t outOffset =
         slotOffset(comm, Traffic::kCollective, ncclFfmProtocolSimple, site.channel, site.epoch, comm.rank);
     char *inbox = slotOf(comm, Traffic::kCollective, ncclFfmProtocolSimple, comm.rank, site.channel, site.epoch, 0);
+    session.tellBegun();
     ncclResult_t result = ncclSuccess;
     if (!holds(Rule::kDataBeforeFlag)) result = tellAndWaitReady(session);
     for (int k = 1; k < team.size; ++k) {

@@ -11,6 +11,7 @@ namespace ncclffm {
 template <class Coop>
 NCCLFFM_DEVICE ncclResult_t barrier(ChannelSession<Coop> &session, uint32_t hash) {
   session.beginExchange(hash);
+  session.tellBegun();
   return session.endExchange(tellAndWaitReady(session));
 }
 
