@@ -99,10 +99,17 @@ NCCLFFM_DEVICE ncclResult_t waitForTheSilent(const ChannelSession<Coop> &session
        peer += static_cast<int>(session.coop().size())) {
     const int member = step.team.memberOf(peer);
     if (peer == comm.rank || (member != kNobody && incoming(step, member, done, capacity) != 0)) continue;
+    Letter letter = 0;
     const ncclResult_t result = waitFor(Alone(), comm, session.site(), letterOf, [&] {
-      return hasCome(loadRelaxedSys(session.begun(peer)), session.site().epoch) ? kNobody : peer;
+      letter = loadRelaxedSys(session.begun(peer));
+      return hasCome(letter, session.site().epoch) ? kNobody : peer;
     });
     if (result != ncclSuccess) return result;
+    // Whoever went on after a call of its own would leave the others to time out.
+    if (holds(Rule::kCompareHash) && static_cast<uint32_t>(letter) == session.site().epoch &&
+        letter != makeLetter(session.site())) {
+      return fail(comm, session.site(), ncclInvalidUsage, peer, 0);
+    }
   }
   return ncclSuccess;
 }
