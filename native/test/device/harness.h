@@ -6,11 +6,13 @@
 #include <sched.h>
 
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <condition_variable>
 #include <cstdarg>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <thread>
@@ -25,11 +27,15 @@ inline uint64_t mix(uint64_t x) {  // the finalizer of splitmix64
   return x ^ (x >> 31);
 }
 
-/// Called between the stores of the two pairs of an LL line: now and then, somebody else runs there.
+/// Called between two steps of a protocol: now and then, somebody else runs there, once in a while for long.
 inline void stall() {
   static std::atomic<uint64_t> threads{0};
   thread_local uint64_t n = ++threads << 32;
-  if (mix(++n) % 64 == 0) sched_yield();
+  const uint64_t h = mix(++n);
+  if (h % 64 == 0) sched_yield();
+  if (h % 4096 == 0) {
+    for (int i = 0; i < 50; ++i) sched_yield();
+  }
 }
 
 }  // namespace ncclffm::test
@@ -61,11 +67,49 @@ __attribute__((format(printf, 2, 3))) inline void check(bool holds, const char *
   fprintf(stderr, "FAILED: %s\n", text);
 }
 
-/// 0 if all is well.
+/// A test that breaks a rule of the protocol on purpose is started with --break and its name, and passes only if the
+/// checks notice.
+inline bool expectFailure = false;
+
+#ifdef NCCLFFM_RULES_AT_RUN_TIME
+inline void breakRule(const char *name) {
+  constexpr struct {
+    const char *name;
+    Rule rule;
+  } kRules[] = {
+      {"kAdvanceEpoch", Rule::kAdvanceEpoch},     {"kOnTheCircle", Rule::kOnTheCircle},
+      {"kDoubleBuffer", Rule::kDoubleBuffer},     {"kClearOnWrap", Rule::kClearOnWrap},
+      {"kBothFlags", Rule::kBothFlags},           {"kWholeLine", Rule::kWholeLine},
+      {"kDataBeforeFlag", Rule::kDataBeforeFlag}, {"kCredits", Rule::kCredits},
+      {"kBusyChannel", Rule::kBusyChannel},       {"kCompareHash", Rule::kCompareHash},
+      {"kReadBeforeEnd", Rule::kReadBeforeEnd},   {"kCheckOverlap", Rule::kCheckOverlap},
+      {"kScalarTail", Rule::kScalarTail},
+  };
+  for (const auto &row : kRules) {
+    if (strcmp(row.name, name) == 0) brokenRule = row.rule;
+  }
+  if (brokenRule == Rule::kNone) {
+    fprintf(stderr, "there is no rule %s\n", name);
+    exit(2);
+  }
+  expectFailure = true;
+}
+#endif
+
+/// 0 if all is well; with a broken rule, if that was noticed.
 inline int report(const char *name) {
   int n = failures.load();
+  if (expectFailure) {
+    fprintf(stderr, "%s: a broken rule was noticed %d times\n", name, n);
+    return n > 0 ? 0 : 1;
+  }
   fprintf(stderr, "%s: %s, %d failures\n", name, n == 0 ? "PASS" : "FAIL", n);
   return n == 0 ? 0 : 1;
+}
+
+// A broken protocol may hang: its deadline is short. A right one must not time out on a busy machine.
+inline uint64_t timeoutNs() {
+  return (expectFailure ? 2000 : 60000) * kMs;
 }
 
 /// A group of host threads in step. arrive() combines what its members bring.
@@ -92,7 +136,12 @@ class Group {
       changed_.notify_all();
     } else {
       // The next generation cannot end, and replace combined_, before every member of this one has arrived again.
-      changed_.wait(lock, [this, mine = generation_] { return generation_ != mine; });
+      const bool inTime = changed_.wait_for(lock, std::chrono::nanoseconds(3 * timeoutNs()),
+                                            [this, mine = generation_] { return generation_ != mine; });
+      if (!inTime) {
+        check(false, "a group of %u threads fell out of step", size_);
+        std::_Exit(report("a group of threads"));
+      }
     }
     return combined_;
   }
@@ -172,6 +221,11 @@ class World {
   }
 
   void abort(int rank) { __atomic_store_n(&ranks_[rank].status.abort, 1, __ATOMIC_RELAXED); }
+
+  /// So that after a failure nobody waits for long.
+  void abort() {
+    for (int r = 0; r < nRanks(); ++r) abort(r);
+  }
 
   uint64_t state(int rank, int channel) {
     return __atomic_load_n(&ranks_[rank].channels[channel].state, __ATOMIC_RELAXED);

@@ -1,5 +1,6 @@
 // What a test build may change in the protocols: it can shrink the epoch, so that wraps are reached, break one rule on
-// purpose, to show that the tests notice, and stall between two steps. A normal build defines none of these macros.
+// purpose, to show that the tests notice (NCCLFFM_BROKEN_RULE, or NCCLFFM_RULES_AT_RUN_TIME), and stall between two
+// steps. A normal build defines none of these macros.
 #ifndef NCCLFFM_IMPL_RULES_H_
 #define NCCLFFM_IMPL_RULES_H_
 
@@ -37,9 +38,17 @@ enum class Rule {
   kScalarTail,      // what is left of a buffer after its last whole word is moved element by element
 };
 
+#ifdef NCCLFFM_RULES_AT_RUN_TIME
+// One build of a test that breaks one rule after the other.
+inline Rule brokenRule = Rule::kNone;
+inline bool holds(Rule rule) {
+  return rule != brokenRule;
+}
+#else
 NCCLFFM_DEVICE constexpr bool holds(Rule rule) {
   return rule != Rule::NCCLFFM_BROKEN_RULE;
 }
+#endif
 
 static_assert(NCCLFFM_EPOCH_BITS >= 3 && NCCLFFM_EPOCH_BITS <= 16, "a flag has 3 to 16 bits of epoch");
 
