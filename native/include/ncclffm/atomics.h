@@ -12,6 +12,13 @@
 #include <time.h>
 #endif
 
+#ifdef __SANITIZE_THREAD__
+extern "C" {
+void __tsan_acquire(void *address);
+void __tsan_release(void *address);
+}
+#endif
+
 namespace ncclffm {
 
 // Two elements of 8 bytes that one access moves. Each element is written and read whole; the two together are not.
@@ -234,6 +241,24 @@ NCCLFFM_DEVICE void pauseNs(uint32_t ns) {
 }
 
 #endif
+
+// ThreadSanitizer takes relaxed accesses for no order at all; these tell it of one that is there nevertheless: what was
+// before the release at an address is before what comes after the acquire.
+NCCLFFM_DEVICE void releaseForSanitizer(void *address) {
+#ifdef __SANITIZE_THREAD__
+  __tsan_release(address);
+#else
+  (void)address;
+#endif
+}
+
+NCCLFFM_DEVICE void acquireForSanitizer(void *address) {
+#ifdef __SANITIZE_THREAD__
+  __tsan_acquire(address);
+#else
+  (void)address;
+#endif
+}
 
 }  // namespace ncclffm
 

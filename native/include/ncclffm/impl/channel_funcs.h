@@ -100,6 +100,8 @@ NCCLFFM_DEVICE ncclResult_t ChannelSession<Coop>::endExchange(ncclResult_t ofThi
   }
   bool failed = holds(Rule::kReadBeforeEnd) ? coop_.syncAny(ofThisThread != ncclSuccess) : ofThisThread != ncclSuccess;
   if (failed) result_ = failureOf(comm_);
+  // A slot of Simple has been read, by loads whose values are stored by now: the next lines of LL may tell the peers.
+  releaseForSanitizer(mailboxOf(comm_, comm_.rank, site_.channel, comm_.rank));
   // Clearing races with no store of a peer, if what a peer sends after it saw this rank's next exchange comes after the
   // clearing: fences at both ends. The first two epochs of a lap are the next on each half.
   constexpr uint32_t kEpochMask = (1u << NCCLFFM_EPOCH_BITS) - 1;

@@ -359,6 +359,7 @@ NCCLFFM_DEVICE_CALL ncclResult_t runStepOfSimple(ChannelSession<Coop> &session, 
       const int member = team.after(k);
       if (!step.gives(team.self, member)) continue;
       const ConstSpan span = asConst(step.send.chunk(member, done, capacity, call.elementBytes));
+      acquireForSanitizer(mailboxOf(comm, team.rank(member), site.channel, team.rank(member)));
       copyBytes(share, loadPeer(comm.peers, team.rank(member)) + outOffset, span.base, span.bytes, call.elementBytes);
     }
     if (holds(Rule::kDataBeforeFlag)) result = tellAndWaitReady(session);
