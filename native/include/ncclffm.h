@@ -20,23 +20,60 @@ extern "C" {
 #endif
 
 /* Grows with every incompatible change of this file; Java refuses a shim that reports another. */
-#define NCCLFFM_ABI_VERSION 2
+#define NCCLFFM_ABI_VERSION 3
 
 #define NCCLFFM_DEVCOMM_MAGIC 0x4e464443u /* "NFDC" */
 
-/* Bound of linesPerSlot. */
-#define NCCLFFM_MAX_LINES_PER_SLOT (1u << 24)
+/* A slot is a multiple of the first long, and at most the second. */
+#define NCCLFFM_SLOT_UNIT 512u
+#define NCCLFFM_MAX_SLOT_BYTES (1u << 26)
 
-/* The function named in a status record. */
+/* A collective, or a function that is not one, in a call and in a status record. */
 typedef enum ncclFfmFunction {
   ncclFfmFunctionNone = 0,
   ncclFfmFunctionAllReduce = 1,
-  ncclFfmFunctionFusedScaleAllReduceSqrt = 2
+  ncclFfmFunctionReduceScatter = 2,
+  ncclFfmFunctionAllGather = 3,
+  ncclFfmFunctionBroadcast = 4,
+  ncclFfmFunctionReduce = 5,
+  ncclFfmFunctionAllToAll = 6,
+  ncclFfmFunctionBarrier = 7,
+  ncclFfmFunctionHierarchicalAllReduce = 8,
+  ncclFfmFunctionSend = 9,
+  ncclFfmFunctionRecv = 10,
+  ncclFfmFunctionSendRecv = 11,
+  ncclFfmFunctionFusedScaleAllReduceSqrt = 12,
+  ncclFfmFunctionGridSync = 13
 } ncclFfmFunction;
+
+/* How data travels. 0: the library chooses, by ncclffm/impl/choose.h. */
+typedef enum ncclFfmProtocol {
+  ncclFfmProtocolAuto = 0,
+  ncclFfmProtocolLL = 1,
+  ncclFfmProtocolLL128 = 2,
+  ncclFfmProtocolSimple = 3
+} ncclFfmProtocol;
+
+/* Which way it takes. 0: the library chooses. */
+typedef enum ncclFfmAlgorithm {
+  ncclFfmAlgorithmAuto = 0,
+  ncclFfmAlgorithmOneShot = 1, /* every rank gives all to each that needs it */
+  ncclFfmAlgorithmTwoShot = 2, /* every rank works on its own shard, then hands it on */
+  ncclFfmAlgorithmRing = 3     /* along the ring of ranks, neighbour to neighbour */
+} ncclFfmAlgorithm;
+
+/* The poorest path between two ranks of a communicator; what may travel on it depends on this. */
+typedef enum ncclFfmPath {
+  ncclFfmPathHostStaged = 0, /* pinned host memory */
+  ncclFfmPathPcie = 1,
+  ncclFfmPathNvLink = 2,
+  ncclFfmPathSameGpu = 3, /* also one rank alone, and the CPU backend */
+} ncclFfmPath;
 
 /* What went wrong, in host-mapped memory of one rank. The first thread that fails writes it, once; Java reads it after
  * an acquire load of ready. Codes: ncclTimeout (the peer did not come within timeoutNs), ncclRemoteError (abort was
- * set), ncclInvalidUsage (a second collective on a busy channel; peer is -1). Zeroed at creation. */
+ * set), ncclInvalidUsage (peer -1: a second collective on a busy channel; otherwise the peer called something else:
+ * another function, count, type, operation, root, protocol or algorithm). Zeroed at creation. */
 typedef struct ncclFfmStatus {
   uint32_t code;     /* an ncclResult_t, 0 while nothing failed */
   uint32_t function; /* an ncclFfmFunction */
@@ -52,24 +89,18 @@ typedef struct ncclFfmStatus {
 /* State of one channel, in device memory of the rank that owns it; only kernels of that rank touch it. Zeroed at
  * creation. */
 typedef struct ncclFfmChannel {
-  uint64_t state;  /* bits 0-31: epoch of the last finished exchange, advanced by kernels; bit 32: one is running */
-  uint32_t failed; /* entry 0 only: the ncclResult_t that the communicator has failed with, for good */
-  uint32_t reserved[29];
+  uint64_t state;    /* bits 0-31: epoch of the last finished exchange, advanced by kernels; bit 32: one is running */
+  uint32_t failed;   /* entry 0 only: the ncclResult_t that the communicator has failed with, for good */
+  uint32_t gridSync; /* entry 0 only: blocks that have arrived; the top bit turns when all have */
+  uint32_t reserved[28];
 } ncclFfmChannel;
 
-/* What a kernel takes by value to communicate. Java fills it. At most 256 bytes. */
-typedef struct ncclFfmDevComm {
-  uint32_t magic;   /* NCCLFFM_DEVCOMM_MAGIC */
-  uint32_t version; /* NCCLFFM_ABI_VERSION */
-  int32_t rank;
-  int32_t nRanks;
-  int32_t nChannels;
-  uint32_t linesPerSlot;    /* LL lines (16 bytes, 8 of them payload) that one peer may have in flight on one channel */
-  uint64_t timeoutNs;       /* bound of every wait; 0 = none */
-  ncclFfmChannel *channels; /* device memory, nChannels entries */
-  void **peers; /* device memory, nRanks entries: base of rank r's LL window (16-byte aligned) as mapped here */
-  ncclFfmStatus *status; /* device pointer to host-mapped memory */
-} ncclFfmDevComm;
+/* State of the sends to and the receives from one peer on one channel, as above: bits 0-31 count the steps, bit 32 says
+ * that one is running. */
+typedef struct ncclFfmPair {
+  uint64_t send;
+  uint64_t recv;
+} ncclFfmPair;
 
 /* Memory that kernels of this rank load from and store to: part of a peer's, or of this rank's own that a peer reaches.
  * Every address in it is base + offset, and a protocol's offset is the same on both sides. Java fills it. */
@@ -85,6 +116,51 @@ typedef struct ncclLsa {
   ncclLsaWindow x[2];
   ncclLsaWindow y[2];
 } ncclLsa;
+
+/* What a kernel takes by value to communicate. Java fills it. At most 256 bytes. */
+typedef struct ncclFfmDevComm {
+  uint32_t magic;   /* NCCLFFM_DEVCOMM_MAGIC */
+  uint32_t version; /* NCCLFFM_ABI_VERSION */
+  int32_t rank;
+  int32_t nRanks;
+  int32_t nChannels;
+  uint32_t slotBytes;       /* that one peer may have in flight on one channel and protocol */
+  uint64_t timeoutNs;       /* bound of every wait; 0 = none */
+  ncclFfmChannel *channels; /* device memory, nChannels entries */
+  ncclFfmPair *pairs;       /* device memory, [nChannels][nRanks] */
+  void **peers;             /* device memory, nRanks entries: base of rank r's window (128-byte aligned) as mapped here */
+  ncclFfmStatus *status;    /* device pointer to host-mapped memory */
+  ncclLsa lsa;              /* the windows of the neighbours on the ring of ranks */
+  uint32_t path;            /* an ncclFfmPath */
+  int32_t ranksPerDevice;   /* the most ranks that share a GPU: their kernels wait for each other side by side */
+  uint32_t protocol;        /* what Auto in a call means here: an ncclFfmProtocol */
+  uint32_t algorithm;       /* an ncclFfmAlgorithm */
+} ncclFfmDevComm;
+
+/* A buffer at the same offset of a window on every rank, for zero-copy collectives. */
+typedef struct ncclLsaBuffer {
+  void **peers; /* device memory, nRanks entries: base of rank r's window as mapped here; NULL: there is no window */
+  uint64_t bytes; /* of the window */
+  uint64_t offset;
+} ncclLsaBuffer;
+
+/* One collective, with NCCL's meaning of the arguments; the same on every rank but for the buffers, and for Send and
+ * Recv. Java fills it. */
+typedef struct ncclFfmCall {
+  uint32_t function; /* an ncclFfmFunction */
+  int32_t datatype;  /* an ncclDataType_t */
+  int32_t op;        /* an ncclRedOp_t */
+  int32_t root;      /* of Broadcast and Reduce; the peer of Send (and SendRecv); ranks in a group of HierarchicalAllReduce */
+  int32_t source;    /* the peer of Recv and SendRecv */
+  uint32_t protocol; /* an ncclFfmProtocol */
+  uint32_t algorithm; /* an ncclFfmAlgorithm */
+  int32_t blocks;     /* of the launch; 0: the library chooses */
+  uint64_t count;     /* elements: of a buffer; of one rank's part where parts are exchanged */
+  const void *sendbuff;
+  void *recvbuff;
+  ncclLsaBuffer send; /* both with peers: zero-copy, sendbuff and recvbuff are not looked at */
+  ncclLsaBuffer recv;
+} ncclFfmCall;
 
 /* One row of the layout table; field "" is the struct itself. */
 typedef struct ncclFfmLayout {
@@ -108,24 +184,30 @@ NCCLFFM_API const char *ncclFfmGetLastError(void);
 /* sizeof and offsetof of every struct shared with Java, as the compiler of the shim sees them. Static storage. */
 NCCLFFM_API int ncclFfmGetLayouts(const ncclFfmLayout **layouts, size_t *count);
 
-/* Bytes of the LL window that each rank must provide, zeroed, for a device communicator of this shape. */
-NCCLFFM_API int ncclFfmGetWindowBytes(int nRanks, int nChannels, unsigned int linesPerSlot, uint64_t *bytes);
+/* Bytes of the window that each rank must provide, zeroed, for a device communicator of this shape. */
+NCCLFFM_API int ncclFfmGetWindowBytes(int nRanks, int nChannels, unsigned int slotBytes, uint64_t *bytes);
 
 /* Launches every kernel of the shim once with no work on the current device, so that no later first launch has to wait
  * for the device to go idle. Asynchronous on the stream (a cudaStream_t). */
 NCCLFFM_API int ncclFfmPrime(void *stream);
 
-/* recvbuff = sum over ranks of sendbuff (LL, one-shot). datatype and op are ncclDataType_t and ncclRedOp_t values; this
- * shim knows ncclFloat32 and ncclSum. count is in elements, the same on every rank; 0 does nothing and needs no
- * buffers. Buffers are 4-byte aligned device memory; in-place when the pointers are equal; partly overlapping buffers
- * are refused. The sum is taken in rank order, so it is bit-identical on every rank. The struct is read during the call
- * only. Asynchronous on the stream: a bad argument is returned here, a failure of the exchange lands in comm->status.
- * One collective at a time on a communicator: a second one in flight is reported as ncclInvalidUsage there. */
-NCCLFFM_API int ncclFfmAllReduce(const ncclFfmDevComm *comm, const void *sendbuff, void *recvbuff, size_t count,
-                                 int datatype, int op, void *stream);
+/* How a call would run: fills in protocol, algorithm and blocks where the call leaves them open, from the table, the
+ * communicator and the device. The same on every rank whose communicator and device are alike. Checks what
+ * ncclFfmLaunch checks. */
+NCCLFFM_API int ncclFfmChoose(const ncclFfmDevComm *comm, ncclFfmCall *call);
 
-/* One launch: x = a*x + b (one rounding), all-reduce (sum), x = sqrt(|x|); f32, in place on buff. The rules of
- * ncclFfmAllReduce. */
+/* Runs a call in a kernel of its own: block b works on its share of the data, on channel b. Bad arguments are returned
+ * here and nothing is launched: a struct that is none, a rank, type, operation, protocol or algorithm out of range, or
+ * one that this path or function does not have; null, misaligned or partly overlapping buffers; bytes that do not fit
+ * an address or a window; more blocks than channels, or than fit side by side with those of the ranks that share the
+ * GPU. A failure of the exchange lands in comm->status. count 0 does nothing and needs no buffers (a Barrier ignores
+ * it). Sums are taken in rank order where one rank adds (not along a ring), and are bit-identical on every rank. The
+ * structs are read during the call only. Asynchronous on the stream. One collective at a time on a communicator: a
+ * second one in flight is reported as ncclInvalidUsage. Sends and receives may run beside it. */
+NCCLFFM_API int ncclFfmLaunch(const ncclFfmDevComm *comm, const ncclFfmCall *call, void *stream);
+
+/* One launch: x = a*x + b (one rounding), all-reduce (sum), x = sqrt(|x|); f32, in place on buff (LL, one-shot). The
+ * rules of ncclFfmLaunch. */
 NCCLFFM_API int ncclFfmFusedScaleAllReduceSqrt(const ncclFfmDevComm *comm, float *buff, size_t count, float a, float b,
                                                void *stream);
 

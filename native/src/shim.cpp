@@ -5,16 +5,17 @@
 #include <cinttypes>
 #include <cstdarg>
 #include <cstdio>
+#include <iterator>
 #include <vector>
 
-#include "../include/ncclffm/impl/all_reduce.h"
+#include "../include/ncclffm/collectives.h"
 #include "../include/ncclffm/lsa.h"
 
 namespace ncclffm::shim {
 namespace {
 
-// Threads of one block take one LL line each up to this many elements; more blocks than that would only add latency.
-constexpr size_t kElementsPerBlock = 1024;
+// A thread of a block takes one word up to this many bytes; more blocks than that would only add latency.
+constexpr uint64_t kBytesPerBlock = 4096;
 
 // Four vectors for each thread of a block, and never more blocks than keep a link busy.
 constexpr uint64_t kPatternBytesPerBlock = 32 << 10;
@@ -41,6 +42,11 @@ int launched(const char *operation, const Failure &failure) {
   return failed(ncclUnhandledCudaError, "%s: %s", operation, failure.c_str());
 }
 
+bool isShape(int nChannels, unsigned int slotBytes) {
+  return nChannels >= 1 && nChannels <= kMaxChannels && slotBytes >= NCCLFFM_SLOT_UNIT &&
+         slotBytes <= NCCLFFM_MAX_SLOT_BYTES && slotBytes % NCCLFFM_SLOT_UNIT == 0;
+}
+
 int checkComm(const char *operation, const ncclFfmDevComm *comm) {
   if (comm == nullptr) return failed(ncclInvalidArgument, "%s: comm is null", operation);
   if (comm->magic != NCCLFFM_DEVCOMM_MAGIC) {
@@ -56,40 +62,112 @@ int checkComm(const char *operation, const ncclFfmDevComm *comm) {
     return failed(ncclInvalidArgument, "%s: comm has rank %d of %d ranks; a rank is in [0, nRanks), nRanks in [1, %d]",
                   operation, comm->rank, comm->nRanks, kMaxRanks);
   }
-  if (comm->nChannels < 1 || comm->nChannels > kMaxChannels || comm->linesPerSlot < 1 ||
-      comm->linesPerSlot > NCCLFFM_MAX_LINES_PER_SLOT) {
+  if (!isShape(comm->nChannels, comm->slotBytes)) {
     return failed(ncclInvalidArgument,
-                  "%s: comm has %d channels of %u lines per slot; there are 1 to %d channels and 1 to %u lines",
-                  operation, comm->nChannels, comm->linesPerSlot, kMaxChannels, NCCLFFM_MAX_LINES_PER_SLOT);
+                  "%s: comm has %d channels with slots of %u bytes; there are 1 to %d channels, and a slot is a multiple "
+                  "of %u bytes up to %u",
+                  operation, comm->nChannels, comm->slotBytes, kMaxChannels, NCCLFFM_SLOT_UNIT, NCCLFFM_MAX_SLOT_BYTES);
   }
-  if (comm->channels == nullptr || comm->peers == nullptr || comm->status == nullptr) {
+  if (comm->channels == nullptr || comm->pairs == nullptr || comm->peers == nullptr || comm->status == nullptr) {
     return failed(ncclInvalidArgument, "%s: comm->%s is null", operation,
                   comm->channels == nullptr ? "channels"
+                  : comm->pairs == nullptr  ? "pairs"
                   : comm->peers == nullptr  ? "peers"
                                             : "status");
+  }
+  if (comm->path > ncclFfmPathSameGpu || comm->ranksPerDevice < 1 || comm->ranksPerDevice > comm->nRanks) {
+    return failed(ncclInvalidArgument, "%s: comm has path %u and %d ranks per device; paths are 0 to %d, ranks 1 to %d",
+                  operation, comm->path, comm->ranksPerDevice, ncclFfmPathSameGpu, comm->nRanks);
   }
   return ncclSuccess;
 }
 
-int checkBuffers(const char *operation, const void *sendbuff, const void *recvbuff, size_t count) {
-  const float *send = static_cast<const float *>(sendbuff), *recv = static_cast<const float *>(recvbuff);
-  if (areValid(send, recv, count)) return ncclSuccess;
-  return failed(
-      ncclInvalidArgument,
-      "%s: sendbuff %p and recvbuff %p of %zu float32: both must be non-null, 4-byte aligned and either equal or "
-      "disjoint, and count * 4 must fit an address",
-      operation, sendbuff, recvbuff, count);
+const char *functionName(uint32_t function) {
+  constexpr const char *kNames[] = {"no function",  "AllReduce",
+                                    "ReduceScatter", "AllGather",
+                                    "Broadcast",    "Reduce",
+                                    "AllToAll",     "Barrier",
+                                    "HierarchicalAllReduce", "Send",
+                                    "Recv",         "SendRecv"};
+  return function < std::size(kNames) ? kNames[function] : "an unknown function";
 }
 
-int checkAndLaunch(const char *operation, const ncclFfmDevComm *comm, Launch launch) {
+int refused(const char *operation, const ncclFfmDevComm &comm, const ncclFfmCall &call, Problem problem) {
+  const char *function = functionName(call.function);
+  switch (problem) {
+    case Problem::kNone:
+      return ncclSuccess;
+    case Problem::kFunction:
+      return failed(ncclInvalidArgument, "%s: function %u is no collective", operation, call.function);
+    case Problem::kType:
+      return failed(ncclInvalidArgument,
+                    "%s: %s: datatype %d: in a kernel int8 to bfloat16 (0 to %d) are supported, not float8", operation,
+                    function, call.datatype, ncclBfloat16);
+    case Problem::kOp:
+      return failed(ncclInvalidArgument,
+                    "%s: %s: op %d: in a kernel sum, prod, max, min and avg (0 to %d) are supported", operation, function,
+                    call.op, ncclAvg);
+    case Problem::kRoot:
+      return failed(ncclInvalidArgument, "%s: %s: %s %d: there are %d ranks%s", operation, function,
+                    call.function == ncclFfmFunctionHierarchicalAllReduce ? "groups of" : "root", call.root,
+                    comm.nRanks,
+                    call.function == ncclFfmFunctionHierarchicalAllReduce ? ", which the group must divide" : "");
+    case Problem::kPeer:
+      return failed(ncclInvalidArgument, "%s: %s: to %d, from %d: a peer is another one of the %d ranks than rank %d",
+                    operation, function, call.root, call.source, comm.nRanks, comm.rank);
+    case Problem::kProtocol:
+      return failed(ncclInvalidArgument,
+                    "%s: %s: protocol %u: LL (1), LL128 (2, on the same GPU and NVLink only) and Simple (3) are known; "
+                    "the path is %u",
+                    operation, function, call.protocol, comm.path);
+    case Problem::kAlgorithm:
+      return failed(ncclInvalidArgument, "%s: %s%s does not have algorithm %u", operation,
+                    isZeroCopy(call) ? "zero-copy " : "", function, call.algorithm);
+    case Problem::kSize:
+      return failed(ncclInvalidArgument, "%s: %s: the bytes of %" PRIu64 " elements do not fit an address", operation,
+                    function, call.count);
+    case Problem::kBuffer:
+      return failed(ncclInvalidArgument,
+                    "%s: %s: sendbuff %p, recvbuff %p: they must not be null, and aligned to an element of %u bytes",
+                    operation, function, call.sendbuff, call.recvbuff, elementBytesOf(call.datatype));
+    case Problem::kWindow:
+      return failed(ncclInvalidArgument,
+                    "%s: %s: send at %" PRIu64 " of %" PRIu64 " bytes, recv at %" PRIu64 " of %" PRIu64
+                    ": both must be in windows, with all of their elements",
+                    operation, function, call.send.offset, call.send.bytes, call.recv.offset, call.recv.bytes);
+    case Problem::kOverlap:
+      return failed(ncclInvalidArgument,
+                    "%s: %s: sendbuff %p and recvbuff %p of %" PRIu64
+                    " elements a part overlap, and not as this function's in-place form does",
+                    operation, function, call.sendbuff, call.recvbuff, call.count);
+  }
+  return ncclSuccess;
+}
+
+// Fills in what the call leaves open, then looks at all of it.
+int chooseAndCheck(const char *operation, const ncclFfmDevComm *comm, ncclFfmCall *call) {
   int code = checkComm(operation, comm);
-  if (code == ncclSuccess) code = checkBuffers(operation, launch.sendbuff, launch.recvbuff, launch.count);
-  if (code != ncclSuccess || launch.count == 0) return code;
-  launch.comm = *comm;
-  size_t blocks = (launch.count + kElementsPerBlock - 1) / kElementsPerBlock;
-  size_t most = static_cast<size_t>(std::min(comm->nChannels, shim::maxBlocks()));
-  launch.blocks = static_cast<int>(std::min(blocks, most));
-  return launched(operation, shim::launch(launch));
+  if (code != ncclSuccess) return code;
+  if (call == nullptr) return failed(ncclInvalidArgument, "%s: call is null", operation);
+  chooseFor(*comm, *call, shim::blockThreads());
+  code = refused(operation, *comm, *call, problemOf(*comm, *call, shim::blockThreads()));
+  if (code != ncclSuccess) return code;
+  int most = 0;
+  const Failure failure = shim::maxBlocks(comm->ranksPerDevice, &most);
+  if (!failure.empty()) return launched(operation, failure);
+  most = std::min(most, comm->nChannels);
+  if (call->blocks < 0 || call->blocks > most || most == 0) {
+    return failed(ncclInvalidArgument,
+                  "%s: %d blocks: %d fit, of %d channels, side by side with those of %d ranks on the device", operation,
+                  call->blocks, most, comm->nChannels, comm->ranksPerDevice);
+  }
+  if (call->blocks == 0) {
+    const PartCounts parts = partCounts(*comm, *call);
+    const uint64_t bytes = call->count * elementBytesOf(call->datatype) * std::max(parts.send, parts.recv);
+    const uint64_t blocks = call->function == ncclFfmFunctionBarrier ? 1 : (bytes + kBytesPerBlock - 1) / kBytesPerBlock;
+    call->blocks = static_cast<int>(std::clamp<uint64_t>(blocks, 1, static_cast<uint64_t>(most)));
+  }
+  return ncclSuccess;
 }
 
 int checkAndLaunchPattern(const char *operation, PatternLaunch launch, const ncclLsaWindow *window) {
@@ -108,7 +186,10 @@ int checkAndLaunchPattern(const char *operation, PatternLaunch launch, const ncc
   if (launch.bytes == 0) return ncclSuccess;
   launch.window = *window;
   uint64_t blocks = launch.bytes / kPatternBytesPerBlock + (launch.bytes % kPatternBytesPerBlock != 0);
-  uint64_t most = static_cast<uint64_t>(std::min(kMostPatternBlocks, shim::maxBlocks()));
+  int fit = 0;
+  const Failure failure = shim::maxBlocks(1, &fit);
+  if (!failure.empty()) return launched(operation, failure);
+  uint64_t most = static_cast<uint64_t>(std::min(kMostPatternBlocks, fit));
   launch.blocks = static_cast<int>(std::min(blocks, most));
   return launched(operation, shim::launch(launch));
 }
@@ -130,18 +211,46 @@ std::vector<ncclFfmLayout> makeLayouts() {
       STRUCT(ncclFfmChannel),
       FIELD(ncclFfmChannel, state),
       FIELD(ncclFfmChannel, failed),
+      FIELD(ncclFfmChannel, gridSync),
       FIELD(ncclFfmChannel, reserved),
+      STRUCT(ncclFfmPair),
+      FIELD(ncclFfmPair, send),
+      FIELD(ncclFfmPair, recv),
       STRUCT(ncclFfmDevComm),
       FIELD(ncclFfmDevComm, magic),
       FIELD(ncclFfmDevComm, version),
       FIELD(ncclFfmDevComm, rank),
       FIELD(ncclFfmDevComm, nRanks),
       FIELD(ncclFfmDevComm, nChannels),
-      FIELD(ncclFfmDevComm, linesPerSlot),
+      FIELD(ncclFfmDevComm, slotBytes),
       FIELD(ncclFfmDevComm, timeoutNs),
       FIELD(ncclFfmDevComm, channels),
+      FIELD(ncclFfmDevComm, pairs),
       FIELD(ncclFfmDevComm, peers),
       FIELD(ncclFfmDevComm, status),
+      FIELD(ncclFfmDevComm, lsa),
+      FIELD(ncclFfmDevComm, path),
+      FIELD(ncclFfmDevComm, ranksPerDevice),
+      FIELD(ncclFfmDevComm, protocol),
+      FIELD(ncclFfmDevComm, algorithm),
+      STRUCT(ncclLsaBuffer),
+      FIELD(ncclLsaBuffer, peers),
+      FIELD(ncclLsaBuffer, bytes),
+      FIELD(ncclLsaBuffer, offset),
+      STRUCT(ncclFfmCall),
+      FIELD(ncclFfmCall, function),
+      FIELD(ncclFfmCall, datatype),
+      FIELD(ncclFfmCall, op),
+      FIELD(ncclFfmCall, root),
+      FIELD(ncclFfmCall, source),
+      FIELD(ncclFfmCall, protocol),
+      FIELD(ncclFfmCall, algorithm),
+      FIELD(ncclFfmCall, blocks),
+      FIELD(ncclFfmCall, count),
+      FIELD(ncclFfmCall, sendbuff),
+      FIELD(ncclFfmCall, recvbuff),
+      FIELD(ncclFfmCall, send),
+      FIELD(ncclFfmCall, recv),
       STRUCT(ncclLsaWindow),
       FIELD(ncclLsaWindow, base),
       FIELD(ncclLsaWindow, bytes),
@@ -194,17 +303,15 @@ int ncclFfmGetLayouts(const ncclFfmLayout **layouts, size_t *count) {
   return ncclSuccess;
 }
 
-int ncclFfmGetWindowBytes(int nRanks, int nChannels, unsigned int linesPerSlot, uint64_t *bytes) {
+int ncclFfmGetWindowBytes(int nRanks, int nChannels, unsigned int slotBytes, uint64_t *bytes) {
   if (bytes == nullptr) return failed(ncclInvalidArgument, "ncclFfmGetWindowBytes: bytes is null");
-  if (nRanks < 1 || nRanks > kMaxRanks || nChannels < 1 || nChannels > kMaxChannels || linesPerSlot < 1 ||
-      linesPerSlot > NCCLFFM_MAX_LINES_PER_SLOT) {
+  if (nRanks < 1 || nRanks > kMaxRanks || !isShape(nChannels, slotBytes)) {
     return failed(ncclInvalidArgument,
-                  "ncclFfmGetWindowBytes: %d ranks, %d channels, %u lines per slot: there are 1 to %d ranks, 1 to %d "
-                  "channels and 1 to %u lines",
-                  nRanks, nChannels, linesPerSlot, kMaxRanks, kMaxChannels, NCCLFFM_MAX_LINES_PER_SLOT);
+                  "ncclFfmGetWindowBytes: %d ranks, %d channels, slots of %u bytes: there are 1 to %d ranks, 1 to %d "
+                  "channels, and a slot is a multiple of %u bytes up to %u",
+                  nRanks, nChannels, slotBytes, kMaxRanks, kMaxChannels, NCCLFFM_SLOT_UNIT, NCCLFFM_MAX_SLOT_BYTES);
   }
-  constexpr uint64_t kHalves = 2;
-  *bytes = static_cast<uint64_t>(nChannels) * kHalves * static_cast<uint64_t>(nRanks) * linesPerSlot * sizeof(LLLine);
+  *bytes = windowBytes(static_cast<uint64_t>(nRanks), static_cast<uint64_t>(nChannels), slotBytes);
   return ncclSuccess;
 }
 
@@ -212,30 +319,28 @@ int ncclFfmPrime(void *stream) {
   return launched("ncclFfmPrime", prime(stream));
 }
 
-int ncclFfmAllReduce(const ncclFfmDevComm *comm, const void *sendbuff, void *recvbuff, size_t count, int datatype,
-                     int op, void *stream) {
-  if (datatype != ncclFloat32 || op != ncclSum) {
-    return failed(
-        ncclInvalidArgument,
-        "ncclFfmAllReduce: datatype %d, op %d: in a kernel only ncclFloat32 (%d) and ncclSum (%d) are supported",
-        datatype, op, ncclFloat32, ncclSum);
-  }
-  return checkAndLaunch("ncclFfmAllReduce", comm,
-                        {ncclFfmFunctionAllReduce,
-                         {},
-                         0,
-                         static_cast<const float *>(sendbuff),
-                         static_cast<float *>(recvbuff),
-                         count,
-                         0,
-                         0,
-                         stream});
+int ncclFfmChoose(const ncclFfmDevComm *comm, ncclFfmCall *call) {
+  return chooseAndCheck("ncclFfmChoose", comm, call);
+}
+
+int ncclFfmLaunch(const ncclFfmDevComm *comm, const ncclFfmCall *call, void *stream) {
+  if (call == nullptr) return failed(ncclInvalidArgument, "ncclFfmLaunch: call is null");
+  CallLaunch launch = {{}, *call, reduces(call->function) ? call->datatype : ncclUint64, stream};
+  int code = chooseAndCheck("ncclFfmLaunch", comm, &launch.call);
+  if (code != ncclSuccess || (call->count == 0 && call->function != ncclFfmFunctionBarrier)) return code;
+  launch.comm = *comm;
+  return launched("ncclFfmLaunch", shim::launch(launch));
 }
 
 int ncclFfmFusedScaleAllReduceSqrt(const ncclFfmDevComm *comm, float *buff, size_t count, float a, float b,
                                    void *stream) {
-  return checkAndLaunch("ncclFfmFusedScaleAllReduceSqrt", comm,
-                        {ncclFfmFunctionFusedScaleAllReduceSqrt, {}, 0, buff, buff, count, a, b, stream});
+  constexpr const char *kOperation = "ncclFfmFusedScaleAllReduceSqrt";
+  ncclFfmCall call = makeCall(ncclFfmFunctionAllReduce, buff, buff, count, ncclFloat32, ncclSum, 0, 0);
+  call.protocol = ncclFfmProtocolLL;
+  call.algorithm = ncclFfmAlgorithmOneShot;
+  int code = chooseAndCheck(kOperation, comm, &call);
+  if (code != ncclSuccess || count == 0) return code;
+  return launched(kOperation, shim::launch(FusedLaunch{*comm, call.blocks, buff, count, a, b, stream}));
 }
 
 int ncclFfmLsaWritePattern(const ncclLsaWindow *window, uint64_t offset, uint64_t bytes, uint64_t seed, void *stream) {

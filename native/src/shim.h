@@ -11,15 +11,21 @@
 
 namespace ncclffm::shim {
 
-/// A launch of the fused kernel body (ncclffm/fused.h) with checked arguments; count is at least 1.
-struct Launch {
-  ncclFfmFunction function;
+/// A launch of ncclFfmLaunch: a checked call with nothing left open.
+struct CallLaunch {
+  ncclFfmDevComm comm;
+  ncclFfmCall call;
+  int elementType;  // the ncclDataType_t of a call that reduces; the others move words: ncclUint64
+  void *stream;
+};
+
+/// A launch of ncclFfmFusedScaleAllReduceSqrt with checked arguments; count is at least 1.
+struct FusedLaunch {
   ncclFfmDevComm comm;
   int blocks;
-  const float *sendbuff;
-  float *recvbuff;
+  float *buff;
   size_t count;
-  float a, b;  // of ncclFfmFunctionFusedScaleAllReduceSqrt
+  float a, b;
   void *stream;
 };
 
@@ -38,14 +44,19 @@ struct PatternLaunch {
 /// What a backend's function reports: "" for success, otherwise why the launch was refused.
 using Failure = std::string;
 
-Failure launch(const Launch &launch);
+Failure launch(const CallLaunch &launch);
+Failure launch(const FusedLaunch &launch);
 Failure launch(const PatternLaunch &launch);
 
 /// See ncclFfmPrime.
 Failure prime(void *stream);
 
-/// More blocks than this cannot run side by side, or gain nothing by it. The same on every rank of a host.
-int maxBlocks();
+/// Threads of a block, as its cooperation group counts them.
+uint32_t blockThreads();
+
+/// The blocks that surely run side by side on the current device when ranksPerDevice ranks launch as many each. The same
+/// on every rank whose device is alike.
+Failure maxBlocks(int ranksPerDevice, int *blocks);
 
 const char *buildInfo();
 

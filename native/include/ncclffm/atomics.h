@@ -1,6 +1,6 @@
 // Every load, store, read-modify-write and clock read that other threads, GPUs or the host take part in, each named
-// after its order and its scope: Gpu for what one rank's kernels share, Sys for what peers or the host see. This is the
-// only file with inline PTX. On the host both scopes are the same, and the compiler's __atomic builtins stand for them.
+// after its order and its scope: Gpu for what one rank's kernels share, Sys for what peers or the host see. This and
+// impl/half.h are the only files with inline PTX. On the host both scopes are the same, and the compiler's __atomic builtins stand for them.
 #ifndef NCCLFFM_ATOMICS_H_
 #define NCCLFFM_ATOMICS_H_
 
@@ -12,12 +12,18 @@
 #include <time.h>
 #endif
 
+#ifdef __SANITIZE_THREAD__
+extern "C" {
+void __tsan_acquire(void *address);
+void __tsan_release(void *address);
+}
+#endif
+
 namespace ncclffm {
 
-// An LL line: two pairs of 4 bytes of data (bits 0-31) and a flag (bits 32-63). Each pair is written and read whole;
-// the two pairs of a line are not.
-struct alignas(16) LLLine {
-  uint64_t pair[2];
+// Two elements of 8 bytes that one access moves. Each element is written and read whole; the two together are not.
+struct alignas(16) Vec16 {
+  uint64_t word[2];
 };
 
 #ifdef __CUDACC__
@@ -31,6 +37,24 @@ NCCLFFM_DEVICE uint32_t loadRelaxedGpu(const uint32_t *address) {
 NCCLFFM_DEVICE uint32_t loadRelaxedSys(const uint32_t *address) {
   uint32_t value;
   asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(__cvta_generic_to_global(address)) : "memory");
+  return value;
+}
+
+NCCLFFM_DEVICE uint32_t loadAcquireGpu(const uint32_t *address) {
+  uint32_t value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(__cvta_generic_to_global(address)) : "memory");
+  return value;
+}
+
+NCCLFFM_DEVICE uint64_t loadRelaxedSys(const uint64_t *address) {
+  uint64_t value;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(__cvta_generic_to_global(address)) : "memory");
+  return value;
+}
+
+NCCLFFM_DEVICE uint64_t loadAcquireSys(const uint64_t *address) {
+  uint64_t value;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(__cvta_generic_to_global(address)) : "memory");
   return value;
 }
 
@@ -48,6 +72,19 @@ NCCLFFM_DEVICE void storeRelaxedSys(uint64_t *address, uint64_t value) {
 
 NCCLFFM_DEVICE void storeReleaseSys(uint32_t *address, uint32_t value) {
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(address)), "r"(value) : "memory");
+}
+
+NCCLFFM_DEVICE void storeReleaseSys(uint64_t *address, uint64_t value) {
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(address)), "l"(value) : "memory");
+}
+
+NCCLFFM_DEVICE uint32_t fetchAddAcqRelGpu(uint32_t *address, uint32_t value) {
+  uint32_t old;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
+               : "=r"(old)
+               : "l"(__cvta_generic_to_global(address)), "r"(value)
+               : "memory");
+  return old;
 }
 
 NCCLFFM_DEVICE uint64_t fetchOrRelaxedGpu(uint64_t *address, uint64_t bits) {
@@ -76,18 +113,18 @@ NCCLFFM_DEVICE void minRelaxedGpu(uint64_t *address, uint64_t value) {
 }
 
 // One 16-byte access, of two 8-byte elements: PTX promises that an element is whole, never that the vector is.
-NCCLFFM_DEVICE LLLine loadLineRelaxedSys(const LLLine *address) {
-  LLLine line;
+NCCLFFM_DEVICE Vec16 loadVec16RelaxedSys(const Vec16 *address) {
+  Vec16 vec;
   asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];"
-               : "=l"(line.pair[0]), "=l"(line.pair[1])
+               : "=l"(vec.word[0]), "=l"(vec.word[1])
                : "l"(__cvta_generic_to_global(address))
                : "memory");
-  return line;
+  return vec;
 }
 
-NCCLFFM_DEVICE void storeLineRelaxedSys(LLLine *address, LLLine line) {
+NCCLFFM_DEVICE void storeVec16RelaxedSys(Vec16 *address, Vec16 vec) {
   asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(address)),
-               "l"(line.pair[0]), "l"(line.pair[1])
+               "l"(vec.word[0]), "l"(vec.word[1])
                : "memory");
 }
 
@@ -115,6 +152,18 @@ NCCLFFM_DEVICE uint32_t loadRelaxedSys(const uint32_t *address) {
   return __atomic_load_n(address, __ATOMIC_RELAXED);
 }
 
+NCCLFFM_DEVICE uint32_t loadAcquireGpu(const uint32_t *address) {
+  return __atomic_load_n(address, __ATOMIC_ACQUIRE);
+}
+
+NCCLFFM_DEVICE uint64_t loadRelaxedSys(const uint64_t *address) {
+  return __atomic_load_n(address, __ATOMIC_RELAXED);
+}
+
+NCCLFFM_DEVICE uint64_t loadAcquireSys(const uint64_t *address) {
+  return __atomic_load_n(address, __ATOMIC_ACQUIRE);
+}
+
 NCCLFFM_DEVICE void storeRelaxedGpu(uint64_t *address, uint64_t value) {
   __atomic_store_n(address, value, __ATOMIC_RELAXED);
 }
@@ -129,6 +178,14 @@ NCCLFFM_DEVICE void storeRelaxedSys(uint64_t *address, uint64_t value) {
 
 NCCLFFM_DEVICE void storeReleaseSys(uint32_t *address, uint32_t value) {
   __atomic_store_n(address, value, __ATOMIC_RELEASE);
+}
+
+NCCLFFM_DEVICE void storeReleaseSys(uint64_t *address, uint64_t value) {
+  __atomic_store_n(address, value, __ATOMIC_RELEASE);
+}
+
+NCCLFFM_DEVICE uint32_t fetchAddAcqRelGpu(uint32_t *address, uint32_t value) {
+  return __atomic_fetch_add(address, value, __ATOMIC_ACQ_REL);
 }
 
 NCCLFFM_DEVICE uint64_t fetchOrRelaxedGpu(uint64_t *address, uint64_t bits) {
@@ -147,17 +204,17 @@ NCCLFFM_DEVICE void minRelaxedGpu(uint64_t *address, uint64_t value) {
   }
 }
 
-NCCLFFM_DEVICE LLLine loadLineRelaxedSys(const LLLine *address) {
-  LLLine line;
-  line.pair[0] = __atomic_load_n(&address->pair[0], __ATOMIC_RELAXED);
-  line.pair[1] = __atomic_load_n(&address->pair[1], __ATOMIC_RELAXED);
-  return line;
+NCCLFFM_DEVICE Vec16 loadVec16RelaxedSys(const Vec16 *address) {
+  Vec16 vec;
+  vec.word[0] = __atomic_load_n(&address->word[0], __ATOMIC_RELAXED);
+  vec.word[1] = __atomic_load_n(&address->word[1], __ATOMIC_RELAXED);
+  return vec;
 }
 
-NCCLFFM_DEVICE void storeLineRelaxedSys(LLLine *address, LLLine line) {
-  __atomic_store_n(&address->pair[0], line.pair[0], __ATOMIC_RELAXED);
+NCCLFFM_DEVICE void storeVec16RelaxedSys(Vec16 *address, Vec16 vec) {
+  __atomic_store_n(&address->word[0], vec.word[0], __ATOMIC_RELAXED);
   NCCLFFM_STALL();
-  __atomic_store_n(&address->pair[1], line.pair[1], __ATOMIC_RELAXED);
+  __atomic_store_n(&address->word[1], vec.word[1], __ATOMIC_RELAXED);
 }
 
 NCCLFFM_DEVICE void fenceSys() {
@@ -184,6 +241,24 @@ NCCLFFM_DEVICE void pauseNs(uint32_t ns) {
 }
 
 #endif
+
+// ThreadSanitizer takes relaxed accesses for no order at all; these tell it of one that is there nevertheless: what was
+// before the release at an address is before what comes after the acquire.
+NCCLFFM_DEVICE void releaseForSanitizer(void *address) {
+#ifdef __SANITIZE_THREAD__
+  __tsan_release(address);
+#else
+  (void)address;
+#endif
+}
+
+NCCLFFM_DEVICE void acquireForSanitizer(void *address) {
+#ifdef __SANITIZE_THREAD__
+  __tsan_acquire(address);
+#else
+  (void)address;
+#endif
+}
 
 }  // namespace ncclffm
 

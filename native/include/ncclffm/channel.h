@@ -4,7 +4,8 @@
 #define NCCLFFM_CHANNEL_H_
 
 #include "coop.h"
-#include "wait.h"
+#include "impl/choose.h"
+#include "protocol.h"
 
 namespace ncclffm {
 
@@ -29,20 +30,104 @@ class ChannelSession {
   NCCLFFM_DEVICE const DevComm &comm() const { return comm_; }
   // Of the exchange under way, or of the last one.
   NCCLFFM_DEVICE const Site &site() const { return site_; }
+  // For status records: the function that the session is used for now.
+  NCCLFFM_DEVICE void setFunction(ncclFfmFunction function) { site_.function = function; }
+  // The longest all-reduce, in bytes, that the library makes by LL and one-shot, in one exchange.
+  NCCLFFM_DEVICE uint32_t smallBytes() const { return smallBytes_; }
 
-  // For protocols: starts the next exchange. Called by all threads, who agree on how many exchanges there are.
-  NCCLFFM_DEVICE void beginExchange();
+  // For protocols: starts the next exchange of a call with this hash. Called by all threads, who agree on how many
+  // exchanges there are.
+  NCCLFFM_DEVICE void beginExchange(uint32_t hash);
+  // For protocols: tells every peer that the exchange has begun. Data that may go first, goes before.
+  NCCLFFM_DEVICE void tellBegun() const;
   // For protocols: ends it, with this thread's result. All threads have then read what came in, so that the next
   // exchange may start, and all know whether one of them failed.
   NCCLFFM_DEVICE ncclResult_t endExchange(ncclResult_t ofThisThread);
 
+  // The same session for a call that is not inlined, and back again: so that this one may stay in registers.
+  NCCLFFM_DEVICE ChannelSession lend() const { return ChannelSession(coop_, comm_, site_, result_); }
+  NCCLFFM_DEVICE void takeBack(const ChannelSession &lent) {
+    site_ = lent.site_;
+    result_ = lent.result_;
+  }
+
+  // The letters of an exchange: what peer has begun, and what of it is ready.
+  NCCLFFM_DEVICE const Letter *begun(int peer) const;
+  NCCLFFM_DEVICE const Letter *ready(int peer) const;
+
  private:
+  NCCLFFM_DEVICE ChannelSession(Coop coop, const DevComm &comm, const Site &site, ncclResult_t result)
+      : coop_(coop), comm_(comm), site_(site), result_(result) {}
+
   Coop coop_;
   const DevComm &comm_;
   Site site_;
   ncclResult_t result_;
+  uint32_t smallBytes_ = 0;
   bool held_ = false;
 };
+
+// Holds one direction of a pair of ranks on a channel: the sends to a peer, or the receives from it. Beside it, and
+// beside a collective on the same channel, the other direction and other peers may be in use. Otherwise like
+// ChannelSession; the peer is another rank.
+enum class Direction { kSend, kRecv };
+
+template <class Coop>
+class PairSession {
+ public:
+  NCCLFFM_DEVICE PairSession(Coop coop, const DevComm &comm, int channel, int peer, Direction direction,
+                             ncclFfmFunction function);
+  NCCLFFM_DEVICE ~PairSession();
+  PairSession(const PairSession &) = delete;
+  PairSession &operator=(const PairSession &) = delete;
+
+  NCCLFFM_DEVICE ncclResult_t result() const { return result_; }
+  NCCLFFM_DEVICE const Coop &coop() const { return coop_; }
+  NCCLFFM_DEVICE const DevComm &comm() const { return comm_; }
+  NCCLFFM_DEVICE const Site &site() const { return site_; }
+  NCCLFFM_DEVICE int peer() const { return peer_; }
+
+  // For protocols: the next step. A send waits until its slot has been read, and tells the peer that it has begun.
+  NCCLFFM_DEVICE ncclResult_t beginStep(uint32_t hash);
+  // For protocols: ends a step, as endExchange does.
+  NCCLFFM_DEVICE ncclResult_t endStep(ncclResult_t ofThisThread);
+
+  // The letters between the two: what this rank writes at the peer, and what the peer has written here.
+  NCCLFFM_DEVICE Mailbox *outbox() const;
+  NCCLFFM_DEVICE const Mailbox *inbox() const;
+
+ private:
+  NCCLFFM_DEVICE uint64_t *state() const;
+
+  Coop coop_;
+  const DevComm &comm_;
+  int peer_;
+  Direction direction_;
+  Site site_;
+  ncclResult_t result_;
+  uint32_t taken_ = 0;  // the last step that the peer is known to have read; of a send
+  bool held_ = false;
+};
+
+// All blocks of a launch, each a group of its own. index is this block's. Every block is running: a cooperative launch,
+// or one that is known to fit.
+template <class Coop>
+struct Grid {
+  Coop block;
+  int index;
+  int nBlocks;
+};
+
+// Waits until all blocks have called this; what they wrote before is visible to all after it. One grid at a time on a
+// communicator.
+template <class Coop>
+NCCLFFM_DEVICE ncclResult_t syncGrid(const Grid<Coop> &grid, const DevComm &comm);
+
+using CoopGrid = Grid<CoopBlock>;
+
+#ifdef __CUDACC__
+NCCLFFM_DEVICE CoopGrid thisGrid();
+#endif
 
 }  // namespace ncclffm
 

@@ -7,9 +7,6 @@
 
 namespace ncclffm {
 
-using LsaWindow = ::ncclLsaWindow;
-using Lsa = ::ncclLsa;
-
 // What lies at a multiple of this can be moved in the widest single access of a thread.
 constexpr uint64_t kLsaVectorBytes = 16;
 // Offsets and sizes of protocol buffers are multiples of this: what a warp stores in one transaction.

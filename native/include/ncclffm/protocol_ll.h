@@ -1,47 +1,37 @@
-// The LL protocol: data travels together with a flag, the epoch of the exchange, in one store; who polls a line and
-// sees the flag has the data. No fence, half the bandwidth, the lowest latency.
-//
-// Every rank owns a window, which its peers write and it reads: [channel][half][source rank][line]. The half is the
-// parity of the epoch. A peer that sends exchange e + 2 has finished e + 1, so has received what this rank sends in e +
-// 1, which it does only after all of its threads have read exchange e: the half is free again. That is why every
-// exchange sends at least one line from every rank to every rank, and ends with a sync of the group
-// (ChannelSession::endExchange).
-//
-// A flag is compared with ==, so lines must not carry an epoch of the previous lap. After the last exchange of a lap on
-// a half, whoever read its lines clears that half.
+// The LL protocol: 4 bytes of data travel together with a flag, in one element of a store; who polls a line and sees
+// its two flags has the data. No fence, half the bandwidth, the lowest latency.
 #ifndef NCCLFFM_PROTOCOL_LL_H_
 #define NCCLFFM_PROTOCOL_LL_H_
 
-#include "channel.h"
+#include "protocol.h"
 
 namespace ncclffm {
 
-// 8 bytes of payload: one line.
-struct LLPayload {
-  uint32_t data[2];
-};
+// What the two protocols with flags have in common, as the movers in impl/exchange.h ask for it. The payload of a slot
+// is words of 8 bytes. A unit is what one thread moves in one access: kWords words from firstWord(unit) on, of which
+// the unit holds wordsOf(unit); Line is the unit with its flags.
+struct LL {
+  static constexpr ncclFfmProtocol kProtocol = ncclFfmProtocolLL;
+  static constexpr int kWords = 1;
+  static constexpr int kPeersAtOnce = 4;  // polled together: their loads are in flight at the same time
+  using Lanes = Alone;
 
-NCCLFFM_DEVICE LLLine packLine(LLPayload payload, uint32_t epoch);
-NCCLFFM_DEVICE LLPayload unpackLine(const LLLine &line);
-// Whether both halves of the line are of this epoch.
-NCCLFFM_DEVICE bool isComplete(const LLLine &line, uint32_t epoch);
+  // Data (bits 0-31) and flag (bits 32-63), twice.
+  struct Line {
+    Vec16 vec;
+  };
 
-// The slots of one exchange: where this rank's lines go in the windows of the others, and where theirs arrive in its
-// own.
-class LLSlots {
- public:
-  NCCLFFM_DEVICE LLSlots(const DevComm &comm, const Site &site);
-  // Stores line number index into the window of a peer.
-  NCCLFFM_DEVICE void put(int peer, uint32_t index, LLLine line) const;
-  // Loads line number index as it is now, from this rank's own window; it comes from the peer.
-  NCCLFFM_DEVICE LLLine poll(int peer, uint32_t index) const;
-  // Clears, in the slots of all peers, the lines that the thread of this rank in its group reads: rank, rank + size ...
-  NCCLFFM_DEVICE void clear(uint32_t threadRank, uint32_t groupSize) const;
+  NCCLFFM_DEVICE static constexpr uint64_t payloadBytes(uint64_t slotBytes) { return slotBytes / 2; }
+  NCCLFFM_DEVICE static constexpr uint32_t unitsOf(uint32_t words) { return words; }
+  NCCLFFM_DEVICE static constexpr uint32_t firstWord(uint32_t unit) { return unit; }
+  NCCLFFM_DEVICE static constexpr int wordsOf(uint32_t) { return 1; }
 
- private:
-  const DevComm &comm_;
-  LLLine *inbox_;      // of rank 0's slot in the own window
-  uint64_t outIndex_;  // of this rank's slot in every window, in lines
+  NCCLFFM_DEVICE static void put(char *slot, uint32_t unit, const uint64_t (&words)[kWords], uint32_t flag);
+  NCCLFFM_DEVICE static Line poll(const char *slot, uint32_t unit);
+  NCCLFFM_DEVICE static bool isComplete(const Line &line, uint32_t unit, uint32_t flag);
+  // The line again, after isComplete was true for all threads of Lanes.
+  NCCLFFM_DEVICE static Line reload(const char *slot, uint32_t unit, const Line &complete);
+  NCCLFFM_DEVICE static void unpack(const Line &line, uint64_t (&words)[kWords]);
 };
 
 }  // namespace ncclffm

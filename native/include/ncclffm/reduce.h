@@ -1,44 +1,69 @@
-// Element types and reduction operations. A type says how many elements an LL line holds, in which type they are
-// accumulated, and how they are moved; an operation combines two accumulators. So far: float32, sum.
+// Element types and reduction operations, on words of 8 bytes. Types: the ten of NCCL up to bfloat16; float16 and
+// bfloat16 are accumulated in float. Operations: sum, prod, max, min, avg. Sums and products of integers wrap; the
+// average is the sum divided by the number of ranks, for integers toward zero; min and max prefer a number to a NaN.
 #ifndef NCCLFFM_REDUCE_H_
 #define NCCLFFM_REDUCE_H_
 
-#include "protocol_ll.h"
+#include "impl/half.h"
+#include "types.h"
 
 namespace ncclffm {
 
+// The size of an ncclDataType_t in bytes, 0 if it is none of these.
+NCCLFFM_DEVICE constexpr uint32_t elementBytesOf(int datatype);
+
+NCCLFFM_DEVICE constexpr bool isReduction(int op) {
+  return op >= ncclSum && op <= ncclAvg;
+}
+
+// What elements of a type are accumulated in, and how they get there and back.
 template <class T>
-struct ElementType;
+struct ElementType {
+  using Accumulator = T;
+  NCCLFFM_DEVICE static T load(T x) { return x; }
+  NCCLFFM_DEVICE static T store(T x) { return x; }
+};
 
 template <>
-struct ElementType<float> {
+struct ElementType<Float16> {
   using Accumulator = float;
-  static constexpr int kPerLine = 2;
-
-  NCCLFFM_DEVICE static LLPayload toPayload(const float (&x)[kPerLine]);
-  NCCLFFM_DEVICE static void fromPayload(LLPayload payload, float (&x)[kPerLine]);
+  NCCLFFM_DEVICE static float load(Float16 x) { return toFloat(x); }
+  NCCLFFM_DEVICE static Float16 store(float x) { return toFloat16(x); }
 };
 
+template <>
+struct ElementType<Bfloat16> {
+  using Accumulator = float;
+  NCCLFFM_DEVICE static float load(Bfloat16 x) { return toFloat(x); }
+  NCCLFFM_DEVICE static Bfloat16 store(float x) { return toBfloat16(x); }
+};
+
+struct Identity {
+  template <class T>
+  NCCLFFM_DEVICE T operator()(T x) const {
+    return x;
+  }
+};
+
+// A word of elements, accumulated: started with one word, then others are added in the order of the calls.
 template <class T>
-struct Sum {
+class WordReducer {
+ public:
   using Accumulator = typename ElementType<T>::Accumulator;
-  NCCLFFM_DEVICE Accumulator operator()(Accumulator a, Accumulator b) const { return a + b; }
+  static constexpr int kPerWord = 8 / sizeof(T);
+
+  NCCLFFM_DEVICE void start(uint64_t word);
+  NCCLFFM_DEVICE void add(uint64_t word, int op);
+  // The word of results; for the average, of nRanks contributions.
+  NCCLFFM_DEVICE uint64_t finish(int op, int nRanks);
+
+ private:
+  Accumulator x_[kPerWord] = {};
 };
 
-// Elements [first, first + kPerLine) of a buffer of count elements, each passed through f; those beyond count read as
-// 0. A line's elements move in one access where the buffer is aligned to them (wholeLines), else one by one.
+// Every element of a word passed through f, in the accumulator's type.
 template <class T, class F>
-NCCLFFM_DEVICE void loadElements(const T *buffer, uint32_t first, uint32_t count, bool wholeLines, F f,
-                                 typename ElementType<T>::Accumulator (&x)[ElementType<T>::kPerLine]);
-template <class T, class F>
-NCCLFFM_DEVICE void storeElements(T *buffer, uint32_t first, uint32_t count, bool wholeLines, F f,
-                                  const typename ElementType<T>::Accumulator (&x)[ElementType<T>::kPerLine]);
-
-// Whether loadElements and storeElements may be called with wholeLines.
-template <class T>
-NCCLFFM_DEVICE bool holdsWholeLines(const T *buffer) {
-  return reinterpret_cast<uintptr_t>(buffer) % sizeof(LLPayload) == 0;
-}
+NCCLFFM_DEVICE uint64_t mapWord(uint64_t word, F f);
 
 }  // namespace ncclffm
 

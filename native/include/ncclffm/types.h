@@ -13,7 +13,12 @@ namespace ncclffm {
 
 using DevComm = ::ncclFfmDevComm;
 using Channel = ::ncclFfmChannel;
+using Pair = ::ncclFfmPair;
 using Status = ::ncclFfmStatus;
+using Call = ::ncclFfmCall;
+using LsaWindow = ::ncclLsaWindow;
+using Lsa = ::ncclLsa;
+using LsaBuffer = ::ncclLsaBuffer;
 
 enum ncclResult_t {
   ncclSuccess = 0,
@@ -27,12 +32,25 @@ enum ncclResult_t {
   ncclTimeout = 8,
 };
 
-enum ncclDataType_t { ncclFloat32 = 7 };
+enum ncclDataType_t {
+  ncclInt8 = 0,
+  ncclUint8 = 1,
+  ncclInt32 = 2,
+  ncclUint32 = 3,
+  ncclInt64 = 4,
+  ncclUint64 = 5,
+  ncclFloat16 = 6,
+  ncclFloat32 = 7,
+  ncclFloat64 = 8,
+  ncclBfloat16 = 9,
+};
 
-enum ncclRedOp_t { ncclSum = 0 };
+enum ncclRedOp_t { ncclSum = 0, ncclProd = 1, ncclMax = 2, ncclMin = 3, ncclAvg = 4 };
 
 static_assert(sizeof(Status) == 40, "ncclFfmStatus is read by Java");
 static_assert(sizeof(Channel) == 128, "one channel, one cache line of the GPU");
+static_assert(sizeof(Pair) == 16, "four pairs, one sector of the GPU's cache lines");
+static_assert(sizeof(Lsa) == 96, "ncclLsa is filled by Java");
 static_assert(sizeof(DevComm) <= 256, "a kernel takes the communicator by value");
 static_assert(sizeof(void *) == 8, "64-bit addresses");
 

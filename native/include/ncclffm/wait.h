@@ -9,11 +9,12 @@
 
 namespace ncclffm {
 
-// Where a call stands, for the status record.
+// Where a call stands, for the status record; and what it is, for the peers to compare.
 struct Site {
   ncclFfmFunction function;
   int channel;
-  uint32_t epoch;
+  uint32_t epoch;  // of the exchange, or number of the step of a send or a receive
+  uint32_t hash;   // of the call's arguments that must be equal on all ranks
 };
 
 constexpr int kNobody = -1;
@@ -23,13 +24,23 @@ NCCLFFM_DEVICE ncclResult_t failureOf(const DevComm &comm);
 
 // Fails the communicator, for good. Returns what it has failed with: code, or that of the thread that was first, which
 // alone writes the status record.
-NCCLFFM_DEVICE ncclResult_t fail(const DevComm &comm, const Site &site, ncclResult_t code, int peer, uint64_t waitedNs);
+NCCLFFM_DEVICE_CALL ncclResult_t fail(const DevComm &comm, Site site, ncclResult_t code, int peer, uint64_t waitedNs);
 
-// Calls missing() until it returns kNobody; before that it returns the rank of a peer that has not come yet. Called by
-// one thread. Returns ncclSuccess or what the communicator has failed with (ncclTimeout, ncclRemoteError after an abort
-// ...).
-template <class Missing>
-NCCLFFM_DEVICE ncclResult_t waitFor(const DevComm &comm, const Site &site, Missing missing);
+// Calls missing() until it returns kNobody; before that it returns the rank of a peer that has not come yet. Returns
+// ncclSuccess or what the communicator has failed with: ncclTimeout, ncclRemoteError after an abort, ncclInvalidUsage
+// when the peer has come with something else: its letter (protocol.h), *letterOf(peer), is of this epoch and has another
+// hash. letterOf may return null.
+//
+// Lanes are the threads that wait together and call this with the same missing(): Alone, or Octet.
+template <class Lanes, class LetterOf, class Missing>
+NCCLFFM_DEVICE ncclResult_t waitFor(Lanes lanes, const DevComm &comm, const Site &site, LetterOf letterOf,
+                                    Missing missing);
+
+// One thread that waits for itself.
+struct Alone {
+  NCCLFFM_DEVICE bool all(bool flag) const { return flag; }
+  NCCLFFM_DEVICE uint32_t max(uint32_t value) const { return value; }
+};
 
 }  // namespace ncclffm
 

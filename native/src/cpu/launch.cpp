@@ -15,14 +15,15 @@ namespace ncclffm::shim {
 namespace {
 
 // What goes wrong in here is in the status record of the communicator, as on a GPU; the stream knows nothing of it.
-void runBlock(const Launch &launch, int block) {
-  if (launch.function == ncclFfmFunctionAllReduce) {
-    fusedAllReduceKernel(CoopBlock(), launch.comm, block, launch.blocks, launch.function, launch.sendbuff,
-                         launch.recvbuff, launch.count, Identity(), Identity());
-  } else {
-    fusedAllReduceKernel(CoopBlock(), launch.comm, block, launch.blocks, launch.function, launch.sendbuff,
-                         launch.recvbuff, launch.count, ScaleAdd{launch.a, launch.b}, SqrtAbs());
-  }
+void runBlock(const CallLaunch &launch, int block) {
+  withElementType(launch.call, [&](auto tag) {
+    return callBlock<typename decltype(tag)::Type>(CoopBlock(), launch.comm, launch.call, block, launch.call.blocks);
+  });
+}
+
+void runBlock(const FusedLaunch &launch, int block) {
+  fusedAllReduceKernel(CoopBlock(), launch.comm, block, launch.blocks, ncclFfmFunctionFusedScaleAllReduceSqrt,
+                       launch.buff, launch.buff, launch.count, ScaleAdd{launch.a, launch.b}, SqrtAbs());
 }
 
 void runBlock(const PatternLaunch &launch, int block) {
@@ -37,11 +38,11 @@ void runBlock(const PatternLaunch &launch, int block) {
 // If not every block gets its thread, the stream has failed; the blocks that did start end with their peers or at the
 // deadline.
 template <class AnyLaunch>
-cudaError_t runBlocks(const AnyLaunch &launch) {
+cudaError_t runBlocks(const AnyLaunch &launch, int blocks) {
   std::vector<std::thread> others;
   cudaError_t result = cudaSuccess;
   try {
-    for (int block = 1; block < launch.blocks; ++block) {
+    for (int block = 1; block < blocks; ++block) {
       others.emplace_back([&launch, block] { runBlock(launch, block); });
     }
   } catch (const std::exception &) {
@@ -60,12 +61,19 @@ Failure enqueued(cudaError_t error) {
 
 }  // namespace
 
-Failure launch(const Launch &launch) {
-  return enqueued(cpu::enqueue(static_cast<cudaStream_t>(launch.stream), [launch] { return runBlocks(launch); }));
+Failure launch(const CallLaunch &launch) {
+  return enqueued(cpu::enqueue(static_cast<cudaStream_t>(launch.stream),
+                               [launch] { return runBlocks(launch, launch.call.blocks); }));
+}
+
+Failure launch(const FusedLaunch &launch) {
+  return enqueued(
+      cpu::enqueue(static_cast<cudaStream_t>(launch.stream), [launch] { return runBlocks(launch, launch.blocks); }));
 }
 
 Failure launch(const PatternLaunch &launch) {
-  return enqueued(cpu::enqueue(static_cast<cudaStream_t>(launch.stream), [launch] { return runBlocks(launch); }));
+  return enqueued(
+      cpu::enqueue(static_cast<cudaStream_t>(launch.stream), [launch] { return runBlocks(launch, launch.blocks); }));
 }
 
 // Nothing is loaded at a first launch here; but a stream that would refuse one says so now.
@@ -73,9 +81,14 @@ Failure prime(void *stream) {
   return enqueued(cpu::enqueue(static_cast<cudaStream_t>(stream), [] { return cudaSuccess; }));
 }
 
+uint32_t blockThreads() {
+  return 1;
+}
+
 // A block is a thread that shares the processors with every other rank's: two show that blocks do run side by side.
-int maxBlocks() {
-  return 2;
+Failure maxBlocks(int, int *blocks) {
+  *blocks = 2;
+  return "";
 }
 
 const char *buildInfo() {

@@ -1,47 +1,64 @@
-// The CUDA backend of the shim: the kernels, and their launches on a stream.
-#include <cuda_runtime.h>
+// The CUDA backend of the shim: launches on a stream, and the kernels that are not collectives (those are in
+// kernels.cuh).
+#include <algorithm>
+#include <cstddef>
 
-#include <limits>
-
-#include "../../include/ncclffm/device.h"
 #include "../../include/ncclffm/impl/lsa_pattern.h"
 #include "../shim.h"
+#include "kernels.cuh"
 
 namespace ncclffm::shim {
 namespace {
 
-constexpr int kThreadsPerBlock = 512;
-// At most 64 registers a thread: ranks that share a GPU wait for each other, so all their blocks must find room at
-// once.
-constexpr int kBlocksPerSm = 2;
-
-__global__ void __launch_bounds__(kThreadsPerBlock, kBlocksPerSm)
-    allReduceKernel(const __grid_constant__ ncclFfmDevComm comm, const float *sendbuff, float *recvbuff, size_t count) {
-  fusedAllReduceKernel(CoopBlock(), comm, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x),
-                       ncclFfmFunctionAllReduce, sendbuff, recvbuff, count, Identity(), Identity());
-}
-
-__global__ void __launch_bounds__(kThreadsPerBlock, kBlocksPerSm)
+__global__ void __launch_bounds__(kThreadsPerBlock, 1)
     scaleAllReduceSqrtKernel(const __grid_constant__ ncclFfmDevComm comm, float *buff, size_t count, float a, float b) {
   fusedAllReduceKernel(CoopBlock(), comm, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x),
                        ncclFfmFunctionFusedScaleAllReduceSqrt, buff, buff, count, ScaleAdd{a, b}, SqrtAbs());
 }
 
-__global__ void __launch_bounds__(kThreadsPerBlock, kBlocksPerSm)
+__global__ void __launch_bounds__(kThreadsPerBlock, 1)
     writeLsaPatternKernel(ncclLsaWindow window, uint64_t offset, uint64_t bytes, uint64_t seed) {
   writeLsaPattern(CoopBlock(), static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x), window, offset, bytes, seed);
 }
 
-__global__ void __launch_bounds__(kThreadsPerBlock, kBlocksPerSm)
+__global__ void __launch_bounds__(kThreadsPerBlock, 1)
     checkLsaPatternKernel(ncclLsaWindow window, uint64_t offset, uint64_t bytes, uint64_t seed, uint64_t *firstBad) {
   checkLsaPattern(CoopBlock(), static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x), window, offset, bytes, seed,
                   firstBad);
 }
 
-Failure lastLaunch(const char *kernel) {
-  cudaError_t error = cudaGetLastError();
+Failure reported(const char *what, cudaError_t error) {
   if (error == cudaSuccess) return "";
-  return std::string("launch of ") + kernel + ": " + cudaGetErrorName(error) + ": " + cudaGetErrorString(error);
+  return std::string(what) + ": " + cudaGetErrorName(error) + ": " + cudaGetErrorString(error);
+}
+
+Failure lastLaunch(const char *kernel) {
+  return reported((std::string("launch of ") + kernel).c_str(), cudaGetLastError());
+}
+
+void launchCall(const ncclFfmDevComm &comm, const ncclFfmCall &call, int elementType, int blocks, cudaStream_t stream) {
+  switch (elementType) {
+    case ncclInt8:
+      return launchCallOf<int8_t>(comm, call, blocks, stream);
+    case ncclUint8:
+      return launchCallOf<uint8_t>(comm, call, blocks, stream);
+    case ncclInt32:
+      return launchCallOf<int32_t>(comm, call, blocks, stream);
+    case ncclUint32:
+      return launchCallOf<uint32_t>(comm, call, blocks, stream);
+    case ncclInt64:
+      return launchCallOf<int64_t>(comm, call, blocks, stream);
+    case ncclUint64:
+      return launchCallOf<uint64_t>(comm, call, blocks, stream);
+    case ncclFloat16:
+      return launchCallOf<Float16>(comm, call, blocks, stream);
+    case ncclFloat32:
+      return launchCallOf<float>(comm, call, blocks, stream);
+    case ncclFloat64:
+      return launchCallOf<double>(comm, call, blocks, stream);
+    default:
+      return launchCallOf<Bfloat16>(comm, call, blocks, stream);
+  }
 }
 
 #define NCCLFFM_TEXT_OF(x) #x
@@ -49,15 +66,15 @@ Failure lastLaunch(const char *kernel) {
 
 }  // namespace
 
-Failure launch(const Launch &launch) {
-  cudaStream_t stream = static_cast<cudaStream_t>(launch.stream);
-  if (launch.function == ncclFfmFunctionAllReduce) {
-    allReduceKernel<<<launch.blocks, kThreadsPerBlock, 0, stream>>>(launch.comm, launch.sendbuff, launch.recvbuff,
-                                                                    launch.count);
-    return lastLaunch("allReduceKernel");
-  }
-  scaleAllReduceSqrtKernel<<<launch.blocks, kThreadsPerBlock, 0, stream>>>(launch.comm, launch.recvbuff, launch.count,
-                                                                           launch.a, launch.b);
+Failure launch(const CallLaunch &launch) {
+  launchCall(launch.comm, launch.call, launch.elementType, launch.call.blocks,
+             static_cast<cudaStream_t>(launch.stream));
+  return lastLaunch("callKernel");
+}
+
+Failure launch(const FusedLaunch &launch) {
+  scaleAllReduceSqrtKernel<<<launch.blocks, kThreadsPerBlock, 0, static_cast<cudaStream_t>(launch.stream)>>>(
+      launch.comm, launch.buff, launch.count, launch.a, launch.b);
   return lastLaunch("scaleAllReduceSqrtKernel");
 }
 
@@ -75,8 +92,12 @@ Failure launch(const PatternLaunch &launch) {
 
 Failure prime(void *stream) {
   cudaStream_t on = static_cast<cudaStream_t>(stream);
-  allReduceKernel<<<1, kThreadsPerBlock, 0, on>>>(ncclFfmDevComm{}, nullptr, nullptr, 0);
-  Failure failure = lastLaunch("allReduceKernel");
+  const ncclFfmCall nothing = {};  // of 0 blocks: a kernel returns at once
+  Failure failure;
+  for (int type = ncclInt8; type <= ncclBfloat16 && failure.empty(); ++type) {
+    launchCall(ncclFfmDevComm{}, nothing, type, 1, on);
+    failure = lastLaunch("callKernel");
+  }
   if (!failure.empty()) return failure;
   scaleAllReduceSqrtKernel<<<1, kThreadsPerBlock, 0, on>>>(ncclFfmDevComm{}, nullptr, 0, 0, 0);
   failure = lastLaunch("scaleAllReduceSqrtKernel");
@@ -88,8 +109,17 @@ Failure prime(void *stream) {
   return lastLaunch("checkLsaPatternKernel");
 }
 
-int maxBlocks() {
-  return std::numeric_limits<int>::max();
+uint32_t blockThreads() {
+  return kThreadsPerBlock;
+}
+
+// Kernels here are bounded to a block's worth of registers, so each processor has room for one block at least.
+Failure maxBlocks(int ranksPerDevice, int *blocks) {
+  int device = 0, processors = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  *blocks = processors / ranksPerDevice;
+  return reported("number of processors", error);
 }
 
 const char *buildInfo() {

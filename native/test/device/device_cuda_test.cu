@@ -3,74 +3,11 @@
 // an all-reduce takes inside a running kernel. Needs nothing but the driver.
 //
 //   device_cuda_test [GPUS]     rank r runs on GPU r % GPUS, 1 by default
-#include <cuda_runtime.h>
-
-#include <algorithm>
-#include <chrono>
-#include <cmath>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <thread>
-#include <vector>
-
-#include "../../include/ncclffm/device.h"
-
-using namespace ncclffm;
+#include "cuda_world.h"
 
 namespace {
 
-constexpr uint64_t kSeed = 20250117;
-constexpr uint64_t kMs = 1000000;
-constexpr float kScale = 1.5f, kOffset = -0.25f;
 constexpr size_t kMaxCount = (1 << 20) + 64;
-constexpr int kChannels = 16;
-constexpr uint32_t kLinesPerSlot = 2048;
-
-int gpus = 1;
-int failures = 0;
-
-void cuda(cudaError_t error, const char *call, int line) {
-  if (error == cudaSuccess) return;
-  fprintf(stderr, "FAILED: line %d: %s: %s\n", line, call, cudaGetErrorString(error));
-  exit(1);
-}
-#define CUDA(call) cuda(call, #call, __LINE__)
-
-void shim(int code, const char *call, int line) {
-  if (code == ncclSuccess) return;
-  fprintf(stderr, "FAILED: line %d: %s: %d: %s\n", line, call, code, ncclFfmGetLastError());
-  exit(1);
-}
-#define SHIM(call) shim(call, #call, __LINE__)
-
-void check(bool holds, const char *what, long long a = 0, long long b = 0, long long c = 0) {
-  if (holds || ++failures > 20) return;
-  fprintf(stderr, "FAILED: %s (%lld, %lld, %lld)\n", what, a, b, c);
-}
-
-uint64_t mix(uint64_t x) {
-  x += 0x9e3779b97f4a7c15u;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
-
-float contribution(int rank, uint64_t call, size_t i) {
-  uint64_t h = mix(mix(mix(kSeed + static_cast<uint64_t>(rank)) + call) + i);
-  float mantissa = static_cast<float>(static_cast<int32_t>(h >> 40) - (1 << 23)) / (1 << 23);
-  return std::ldexp(mantissa, static_cast<int>(h % 8));
-}
-
-struct Rank {
-  DevComm comm;
-  cudaStream_t stream;
-  float *send, *recv;          // device memory
-  float *hostSend, *hostRecv;  // pinned
-  Status *status;              // as the host sees it
-  uint64_t *ns;                // pinned; one per block
-  ncclResult_t *results;       // pinned; one per block
-};
 
 // Blocks of any size, whole warps or whole blocks as groups; each group uses one channel for all the elements.
 template <class Coop>
@@ -113,175 +50,41 @@ __global__ void __launch_bounds__(512, 2)
   }
 }
 
-class World {
- public:
-  World(int nRanks, uint64_t timeoutNs) : ranks(nRanks) {
-    uint64_t windowBytes = 0;
-    SHIM(ncclFfmGetWindowBytes(nRanks, kChannels, kLinesPerSlot, &windowBytes));
-    std::vector<void *> windows(nRanks);
-    for (int r = 0; r < nRanks; ++r) {
-      Rank &rank = ranks[r];
-      use(r);
-      CUDA(cudaStreamCreateWithFlags(&rank.stream, cudaStreamNonBlocking));
-      CUDA(cudaMalloc(&windows[r], windowBytes));
-      CUDA(cudaMemset(windows[r], 0, windowBytes));
-      CUDA(cudaMalloc(&rank.send, kMaxCount * sizeof(float)));
-      CUDA(cudaMalloc(&rank.recv, kMaxCount * sizeof(float)));
-      CUDA(cudaMemset(rank.recv, 0, kMaxCount * sizeof(float)));
-      CUDA(cudaMallocHost(&rank.hostSend, kMaxCount * sizeof(float)));
-      CUDA(cudaMallocHost(&rank.hostRecv, kMaxCount * sizeof(float)));
-      CUDA(cudaMallocHost(&rank.ns, kChannels * sizeof(uint64_t)));
-      CUDA(cudaMallocHost(&rank.results, kChannels * sizeof(ncclResult_t)));
-      CUDA(cudaHostAlloc(&rank.status, sizeof(Status), cudaHostAllocMapped));
-      memset(rank.status, 0, sizeof(Status));
-      DevComm comm = {};
-      comm.magic = NCCLFFM_DEVCOMM_MAGIC;
-      comm.version = NCCLFFM_ABI_VERSION;
-      comm.rank = r;
-      comm.nRanks = nRanks;
-      comm.nChannels = kChannels;
-      comm.linesPerSlot = kLinesPerSlot;
-      comm.timeoutNs = timeoutNs;
-      CUDA(cudaMalloc(&comm.channels, kChannels * sizeof(Channel)));
-      CUDA(cudaMemset(comm.channels, 0, kChannels * sizeof(Channel)));
-      CUDA(cudaMalloc(&comm.peers, nRanks * sizeof(void *)));
-      CUDA(cudaHostGetDevicePointer(&comm.status, rank.status, 0));
-      rank.comm = comm;
-    }
-    for (int r = 0; r < nRanks; ++r) {
-      use(r);
-      CUDA(cudaMemcpy(ranks[r].comm.peers, windows.data(), nRanks * sizeof(void *), cudaMemcpyHostToDevice));
-    }
-    windows_ = windows;
-    for (int r = 0; r < nRanks; ++r) {
-      use(r);
-      cudaStream_t s = ranks[r].stream;
-      SHIM(ncclFfmPrime(s));
-      groupKernel<CoopBlock><<<1, 32, 0, s>>>(ranks[r].comm, nullptr, nullptr, 0, 0, nullptr);
-      groupKernel<CoopWarp><<<1, 32, 0, s>>>(ranks[r].comm, nullptr, nullptr, 0, 0, nullptr);
-      loopKernel<true><<<1, 512, 0, s>>>(ranks[r].comm, nullptr, nullptr, 0, 0, nullptr, nullptr);
-      loopKernel<false><<<1, 512, 0, s>>>(ranks[r].comm, nullptr, nullptr, 0, 0, nullptr, nullptr);
-      CUDA(cudaGetLastError());
-    }
-    synchronize();
-  }
-
-  ~World() {
-    for (size_t r = 0; r < ranks.size(); ++r) {
-      Rank &rank = ranks[r];
-      use(static_cast<int>(r));
-      CUDA(cudaDeviceSynchronize());
-      CUDA(cudaFree(windows_[r]));
-      CUDA(cudaFree(rank.send));
-      CUDA(cudaFree(rank.recv));
-      CUDA(cudaFree(rank.comm.channels));
-      CUDA(cudaFree(rank.comm.peers));
-      CUDA(cudaFreeHost(rank.hostSend));
-      CUDA(cudaFreeHost(rank.hostRecv));
-      CUDA(cudaFreeHost(rank.ns));
-      CUDA(cudaFreeHost(rank.results));
-      CUDA(cudaFreeHost(rank.status));
-      CUDA(cudaStreamDestroy(rank.stream));
-    }
-  }
-
-  static void use(int rank) { CUDA(cudaSetDevice(rank % gpus)); }
-
-  void synchronize() {
-    for (size_t r = 0; r < ranks.size(); ++r) {
-      use(static_cast<int>(r));
-      CUDA(cudaStreamSynchronize(ranks[r].stream));
-    }
-  }
-
-  int size() const { return static_cast<int>(ranks.size()); }
-
-  // Calls launch(rank, r) for each, with its device current.
-  template <class Launch>
-  void onEach(Launch launch) {
-    for (int r = 0; r < size(); ++r) {
-      use(r);
-      launch(ranks[r], r);
-      CUDA(cudaGetLastError());
-    }
-  }
-
-  void fill(uint64_t call, size_t offset, size_t count) {
-    onEach([&](Rank &rank, int r) {
-      for (size_t i = 0; i < count; ++i) rank.hostSend[offset + i] = contribution(r, call, i);
-      CUDA(cudaMemcpyAsync(rank.send + offset, rank.hostSend + offset, count * sizeof(float), cudaMemcpyHostToDevice,
-                           rank.stream));
-    });
-    synchronize();
-  }
-
-  void verify(const char *what, uint64_t call, float *Rank::*buffer, size_t offset, size_t count, bool fused) {
-    onEach([&](Rank &rank, int) {
-      CUDA(cudaMemcpyAsync(rank.hostRecv, rank.*buffer + offset, count * sizeof(float), cudaMemcpyDeviceToHost,
-                           rank.stream));
-    });
-    synchronize();
-    std::vector<float> expected(count);
-    std::vector<double> exact(count), bound(count);
-    for (size_t i = 0; i < count; ++i) {
-      double magnitude = 0;
-      for (int r = 0; r < size(); ++r) {
-        float x = contribution(r, call, i);
-        if (fused) x = std::fmaf(kScale, x, kOffset);
-        expected[i] = r == 0 ? x : expected[i] + x;
-        exact[i] += x;
-        magnitude += std::fabs(x);
-      }
-      bound[i] = magnitude * size() * 0x1p-24;
-      if (fused) {
-        expected[i] = std::sqrt(std::fabs(expected[i]));
-        exact[i] = std::sqrt(std::fabs(exact[i]));
-        bound[i] = std::sqrt(bound[i]) + exact[i] * 0x1p-24;
-      }
-    }
-    for (int r = 0; r < size(); ++r) {
-      const Rank &rank = ranks[r];
-      check(rank.status->code == 0, "status code, peer, epoch", rank.status->code, rank.status->peer,
-            rank.status->epoch);
-      size_t wrong = 0, first = 0;
-      for (size_t i = count; i-- > 0;) {
-        if (std::fabs(rank.hostRecv[i] - exact[i]) > bound[i] ||
-            memcmp(&rank.hostRecv[i], &expected[i], sizeof(float)) != 0) {
-          ++wrong;
-          first = i;
-        }
-      }
-      if (wrong > 0) {
-        ++failures;
-        fprintf(stderr,
-                "FAILED: %s: rank %d of %d, call %llu, %zu elements at offset %zu: %zu wrong, the first is %zu: %.9g, "
-                "not %.9g\n",
-                what, r, size(), static_cast<unsigned long long>(call), count, offset, wrong, first,
-                rank.hostRecv[first], expected[first]);
-      }
-    }
-  }
-
-  std::vector<Rank> ranks;
-
- private:
-  std::vector<void *> windows_;
+struct PrimedWorld : World {
+  PrimedWorld(int nRanks, uint64_t timeoutNs)
+      : World(nRanks, timeoutNs, kMaxCount, [](const Rank &rank) {
+          groupKernel<CoopBlock><<<1, 32, 0, rank.stream>>>(rank.comm, nullptr, nullptr, 0, 0, nullptr);
+          groupKernel<CoopWarp><<<1, 32, 0, rank.stream>>>(rank.comm, nullptr, nullptr, 0, 0, nullptr);
+          loopKernel<true><<<1, 512, 0, rank.stream>>>(rank.comm, nullptr, nullptr, 0, 0, nullptr, nullptr);
+          loopKernel<false><<<1, 512, 0, rank.stream>>>(rank.comm, nullptr, nullptr, 0, 0, nullptr, nullptr);
+        }) {}
 };
 
+void allReduce(const Rank &rank, const float *send, float *recv, size_t count, cudaStream_t stream) {
+  ncclFfmCall call = {};
+  call.function = ncclFfmFunctionAllReduce;
+  call.datatype = ncclFloat32;
+  call.op = ncclSum;
+  call.count = count;
+  call.sendbuff = send;
+  call.recvbuff = recv;
+  call.protocol = ncclFfmProtocolLL;
+  call.algorithm = ncclFfmAlgorithmOneShot;
+  SHIM(ncclFfmLaunch(&rank.comm, &call, stream));
+}
+
 void launchesMatchFloat64(int nRanks) {
-  World world(nRanks, 5000 * kMs);
+  PrimedWorld world(nRanks, 5000 * kMs);
   uint64_t call = 0;
   for (size_t count : {0u, 1u, 2u, 3u, 31u, 128u, 1023u, 1024u, 1025u, 16384u, 16385u, 65537u, 1u << 18, 1u << 20}) {
     for (size_t offset : {0u, 1u, 3u}) {
       world.fill(++call, offset, count);
       world.onEach([&](Rank &rank, int) {
-        SHIM(ncclFfmAllReduce(&rank.comm, rank.send + offset, rank.recv + offset / 2, count, ncclFloat32, ncclSum,
-                              rank.stream));
+        allReduce(rank, rank.send + offset, rank.recv + offset / 2, count, rank.stream);
       });
       world.verify("all-reduce", call, &Rank::recv, offset / 2, count, false);
       world.onEach([&](Rank &rank, int) {
-        SHIM(ncclFfmAllReduce(&rank.comm, rank.send + offset, rank.send + offset, count, ncclFloat32, ncclSum,
-                              rank.stream));
+        allReduce(rank, rank.send + offset, rank.send + offset, count, rank.stream);
       });
       world.verify("in place", call, &Rank::send, offset, count, false);
       world.fill(++call, offset, count);
@@ -296,17 +99,17 @@ void launchesMatchFloat64(int nRanks) {
   for (int i = 0; i < 500; ++i) {
     const size_t count = mix(kSeed + i) % 3000;
     world.onEach([&](Rank &rank, int) {
-      SHIM(ncclFfmAllReduce(&rank.comm, rank.recv + 4096, rank.recv + 8192, count, ncclFloat32, ncclSum, rank.stream));
+      allReduce(rank, rank.recv + 4096, rank.recv + 8192, count, rank.stream);
     });
   }
   world.onEach([&](Rank &rank, int) {
-    SHIM(ncclFfmAllReduce(&rank.comm, rank.send, rank.recv, 2000, ncclFloat32, ncclSum, rank.stream));
+    allReduce(rank, rank.send, rank.recv, 2000, rank.stream);
   });
   world.verify("after 500 launches", call, &Rank::recv, 0, 2000, false);
 }
 
 void groupsOfAnySizeMatchFloat64(int nRanks) {
-  World world(nRanks, 5000 * kMs);
+  PrimedWorld world(nRanks, 5000 * kMs);
   uint64_t call = 1000;
   const int sizes[] = {32, 64, 96, 256, 512, 1024};
   for (int i = 0; i < 12; ++i) {
@@ -339,13 +142,13 @@ void expectStatus(const char *what, const Rank &rank, const Status &expected) {
 }
 
 void rankThatNeverArrivesIsNamed() {
-  World world(4, 100 * kMs);
+  PrimedWorld world(4, 100 * kMs);
   constexpr int kAbsent = 2;
   world.fill(1, 0, 100);
   for (int calls = 0; calls < 2; ++calls) {
     world.onEach([&](Rank &rank, int r) {
       if (calls == 1 && r == kAbsent) return;
-      SHIM(ncclFfmAllReduce(&rank.comm, rank.send, rank.recv, 100, ncclFloat32, ncclSum, rank.stream));
+      allReduce(rank, rank.send, rank.recv, 100, rank.stream);
     });
     world.synchronize();
   }
@@ -360,16 +163,16 @@ void rankThatNeverArrivesIsNamed() {
   world.onEach([&](Rank &rank, int r) {
     if (r == kAbsent) return;
     rank.comm.timeoutNs = 0;
-    SHIM(ncclFfmAllReduce(&rank.comm, rank.send, rank.recv, 100000, ncclFloat32, ncclSum, rank.stream));
+    allReduce(rank, rank.send, rank.recv, 100000, rank.stream);
   });
   world.synchronize();
 }
 
 void abortEndsAWaitThatHasNoDeadline() {
-  World world(2, 0);
+  PrimedWorld world(2, 0);
   Rank &rank = world.ranks[0];
   World::use(0);
-  SHIM(ncclFfmAllReduce(&rank.comm, rank.send, rank.recv, 100, ncclFloat32, ncclSum, rank.stream));
+  allReduce(rank, rank.send, rank.recv, 100, rank.stream);
   std::this_thread::sleep_for(std::chrono::milliseconds(20));  // long enough to be waiting; right if it is not, too
   check(cudaStreamQuery(rank.stream) == cudaErrorNotReady, "it did not wait");
   *const_cast<volatile uint32_t *>(&rank.status->abort) = 1;
@@ -378,14 +181,14 @@ void abortEndsAWaitThatHasNoDeadline() {
 }
 
 void secondCollectiveOnABusyChannelIsRefused() {
-  World world(2, 5000 * kMs);
+  PrimedWorld world(2, 5000 * kMs);
   Rank &rank = world.ranks[0];
   World::use(0);
   cudaStream_t other;
   CUDA(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
-  SHIM(ncclFfmAllReduce(&rank.comm, rank.send, rank.recv, 100, ncclFloat32, ncclSum, rank.stream));
+  allReduce(rank, rank.send, rank.recv, 100, rank.stream);
   std::this_thread::sleep_for(std::chrono::milliseconds(20));  // whichever comes second is refused
-  SHIM(ncclFfmAllReduce(&rank.comm, rank.send, rank.recv, 100, ncclFloat32, ncclSum, other));
+  allReduce(rank, rank.send, rank.recv, 100, other);
   CUDA(cudaStreamSynchronize(other));
   CUDA(cudaStreamSynchronize(rank.stream));
   expectStatus("busy channel", rank, {ncclInvalidUsage, ncclFfmFunctionAllReduce, 0, kNobody, 0, 0, 0, 0, 1});
@@ -395,7 +198,7 @@ void secondCollectiveOnABusyChannelIsRefused() {
 // Every rank writes a part of its own into every rank's memory, at any alignment; each checks what it was given, then
 // with two bytes wrong. The words that the checks answer in are pinned host memory.
 void patternsBetweenAllRanksAreFoundWhereTheyWereWritten(int nRanks, uint64_t part) {
-  World world(nRanks, 5000 * kMs);
+  PrimedWorld world(nRanks, 5000 * kMs);
   const size_t n = static_cast<size_t>(nRanks);
   std::vector<unsigned char *> memory(n);
   std::vector<uint64_t *> firstBad(n), firstBadOnDevice(n);
@@ -450,7 +253,7 @@ void patternsBetweenAllRanksAreFoundWhereTheyWereWritten(int nRanks, uint64_t pa
 
 // Median over repetitions of the slowest block of the slowest rank.
 void printLatency(int nRanks) {
-  World world(nRanks, 5000 * kMs);
+  PrimedWorld world(nRanks, 5000 * kMs);
   constexpr int kTimes = 2000, kRepetitions = 9;
   for (size_t bytes : {512u, 4096u, 65536u}) {
     for (int blocks : {1, 4, 16}) {
@@ -488,26 +291,7 @@ void printLatency(int nRanks) {
 }  // namespace
 
 int main(int argc, char **argv) {
-  // Read by the driver before its first call: ranks that share a GPU must not wait for a module to load or for a queue.
-  setenv("CUDA_MODULE_LOADING", "EAGER", 1);
-  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
-  setvbuf(stdout, nullptr, _IOLBF, 0);
-  if (argc > 1) gpus = atoi(argv[1]);
-  int found = 0;
-  CUDA(cudaGetDeviceCount(&found));
-  if (gpus < 1 || gpus > found) {
-    fprintf(stderr, "%d GPUs were asked for, %d are here\n", gpus, found);
-    return 2;
-  }
-  for (int a = 0; a < gpus; ++a) {
-    CUDA(cudaSetDevice(a));
-    cudaDeviceProp properties;
-    CUDA(cudaGetDeviceProperties(&properties, a));
-    printf("GPU %d: %s; epochs of %d bits; %s\n", a, properties.name, NCCLFFM_EPOCH_BITS, ncclFfmGetBuildInfo());
-    for (int b = 0; b < gpus; ++b) {
-      if (a != b) CUDA(cudaDeviceEnablePeerAccess(b, 0));
-    }
-  }
+  begin(argc, argv);
   for (int nRanks : {1, 2, 4, 8}) {
     launchesMatchFloat64(nRanks);
     groupsOfAnySizeMatchFloat64(nRanks);

@@ -6,11 +6,13 @@
 #include <sched.h>
 
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <condition_variable>
 #include <cstdarg>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <thread>
@@ -25,11 +27,15 @@ inline uint64_t mix(uint64_t x) {  // the finalizer of splitmix64
   return x ^ (x >> 31);
 }
 
-/// Called between the stores of the two pairs of an LL line: now and then, somebody else runs there.
+/// Called between two steps of a protocol: now and then, somebody else runs there, once in a while for long.
 inline void stall() {
   static std::atomic<uint64_t> threads{0};
   thread_local uint64_t n = ++threads << 32;
-  if (mix(++n) % 64 == 0) sched_yield();
+  const uint64_t h = mix(++n);
+  if (h % 64 == 0) sched_yield();
+  if (h % 4096 == 0) {
+    for (int i = 0; i < 50; ++i) sched_yield();
+  }
 }
 
 }  // namespace ncclffm::test
@@ -61,11 +67,49 @@ __attribute__((format(printf, 2, 3))) inline void check(bool holds, const char *
   fprintf(stderr, "FAILED: %s\n", text);
 }
 
-/// 0 if all is well.
+/// A test that breaks a rule of the protocol on purpose is started with --break and its name, and passes only if the
+/// checks notice.
+inline bool expectFailure = false;
+
+#ifdef NCCLFFM_RULES_AT_RUN_TIME
+inline void breakRule(const char *name) {
+  constexpr struct {
+    const char *name;
+    Rule rule;
+  } kRules[] = {
+      {"kAdvanceEpoch", Rule::kAdvanceEpoch},     {"kOnTheCircle", Rule::kOnTheCircle},
+      {"kDoubleBuffer", Rule::kDoubleBuffer},     {"kClearOnWrap", Rule::kClearOnWrap},
+      {"kBothFlags", Rule::kBothFlags},           {"kWholeLine", Rule::kWholeLine},
+      {"kDataBeforeFlag", Rule::kDataBeforeFlag}, {"kCredits", Rule::kCredits},
+      {"kBusyChannel", Rule::kBusyChannel},       {"kCompareHash", Rule::kCompareHash},
+      {"kReadBeforeEnd", Rule::kReadBeforeEnd},   {"kCheckOverlap", Rule::kCheckOverlap},
+      {"kScalarTail", Rule::kScalarTail},
+  };
+  for (const auto &row : kRules) {
+    if (strcmp(row.name, name) == 0) brokenRule = row.rule;
+  }
+  if (brokenRule == Rule::kNone) {
+    fprintf(stderr, "there is no rule %s\n", name);
+    exit(2);
+  }
+  expectFailure = true;
+}
+#endif
+
+/// 0 if all is well; with a broken rule, if that was noticed.
 inline int report(const char *name) {
   int n = failures.load();
+  if (expectFailure) {
+    fprintf(stderr, "%s: a broken rule was noticed %d times\n", name, n);
+    return n > 0 ? 0 : 1;
+  }
   fprintf(stderr, "%s: %s, %d failures\n", name, n == 0 ? "PASS" : "FAIL", n);
   return n == 0 ? 0 : 1;
+}
+
+// A broken protocol may hang: its deadline is short. A right one must not time out on a busy machine.
+inline uint64_t timeoutNs() {
+  return (expectFailure ? 2000 : 60000) * kMs;
 }
 
 /// A group of host threads in step. arrive() combines what its members bring.
@@ -92,7 +136,12 @@ class Group {
       changed_.notify_all();
     } else {
       // The next generation cannot end, and replace combined_, before every member of this one has arrived again.
-      changed_.wait(lock, [this, mine = generation_] { return generation_ != mine; });
+      const bool inTime = changed_.wait_for(lock, std::chrono::nanoseconds(3 * timeoutNs()),
+                                            [this, mine = generation_] { return generation_ != mine; });
+      if (!inTime) {
+        check(false, "a group of %u threads fell out of step", size_);
+        std::_Exit(report("a group of threads"));
+      }
     }
     return combined_;
   }
@@ -121,23 +170,48 @@ struct CoopGroup {
 /// The memory of all ranks of a communicator.
 class World {
  public:
-  World(int nRanks, int nChannels, uint32_t linesPerSlot, uint64_t timeoutNs) : ranks_(nRanks) {
-    size_t lines = static_cast<size_t>(nChannels) * 2 * nRanks * linesPerSlot;
+  World(int nRanks, int nChannels, uint32_t slotBytes, uint64_t timeoutNs) : ranks_(nRanks) {
+    const uint64_t bytes = windowBytes(nRanks, nChannels, slotBytes);
     for (Rank &rank : ranks_) {
-      rank.window.resize(lines);
+      rank.window.resize(bytes / sizeof(Line));
       rank.channels.resize(nChannels);
+      rank.pairs.resize(nChannels * nRanks);
       rank.peers.resize(nRanks);
     }
     for (int r = 0; r < nRanks; ++r) {
       Rank &rank = ranks_[r];
       for (int p = 0; p < nRanks; ++p) rank.peers[p] = ranks_[p].window.data();
-      rank.comm = {NCCLFFM_DEVCOMM_MAGIC, NCCLFFM_ABI_VERSION, r,           nRanks, nChannels, linesPerSlot, timeoutNs,
-                   rank.channels.data(),  rank.peers.data(),   &rank.status};
+      DevComm &comm = rank.comm;
+      comm.magic = NCCLFFM_DEVCOMM_MAGIC;
+      comm.version = NCCLFFM_ABI_VERSION;
+      comm.rank = r;
+      comm.nRanks = nRanks;
+      comm.nChannels = nChannels;
+      comm.slotBytes = slotBytes;
+      comm.timeoutNs = timeoutNs;
+      comm.channels = rank.channels.data();
+      comm.pairs = rank.pairs.data();
+      comm.peers = rank.peers.data();
+      comm.status = &rank.status;
+      comm.path = ncclFfmPathSameGpu;
+      comm.ranksPerDevice = 1;
     }
   }
 
   int nRanks() const { return static_cast<int>(ranks_.size()); }
   DevComm &comm(int rank) { return ranks_[rank].comm; }
+
+  /// As after so many exchanges and steps: with epochs close to their end, a wrap is reached.
+  void startAt(uint32_t epoch) {
+    for (Rank &rank : ranks_) {
+      for (Channel &channel : rank.channels) channel.state = epoch;
+      for (Pair &pair : rank.pairs) pair.send = pair.recv = epoch;
+      Mailbox *mailboxes = reinterpret_cast<Mailbox *>(rank.window.data());
+      for (size_t i = 0; i < rank.pairs.size(); ++i) {
+        mailboxes[i] = {epoch, epoch, epoch, epoch, epoch};
+      }
+    }
+  }
 
   /// The status record of a rank whose ready word is set; all zero while it is not.
   Status status(int rank) {
@@ -148,23 +222,33 @@ class World {
 
   void abort(int rank) { __atomic_store_n(&ranks_[rank].status.abort, 1, __ATOMIC_RELAXED); }
 
+  /// So that after a failure nobody waits for long.
+  void abort() {
+    for (int r = 0; r < nRanks(); ++r) abort(r);
+  }
+
   uint64_t state(int rank, int channel) {
     return __atomic_load_n(&ranks_[rank].channels[channel].state, __ATOMIC_RELAXED);
   }
 
   /// Whether nobody has stored anything to the window of a rank.
   bool isUntouched(int rank) {
-    for (LLLine &line : ranks_[rank].window) {
-      LLLine now = loadLineRelaxedSys(&line);
-      if (now.pair[0] != 0 || now.pair[1] != 0) return false;
+    for (Line &line : ranks_[rank].window) {
+      for (uint64_t &word : line.word) {
+        if (__atomic_load_n(&word, __ATOMIC_RELAXED) != 0) return false;
+      }
     }
     return true;
   }
 
  private:
+  struct alignas(128) Line {
+    uint64_t word[16];
+  };
   struct Rank {
-    std::vector<LLLine> window;
+    std::vector<Line> window;
     std::vector<Channel> channels;
+    std::vector<Pair> pairs;
     std::vector<void *> peers;
     Status status = {};
     DevComm comm = {};

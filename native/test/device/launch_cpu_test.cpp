@@ -7,7 +7,7 @@ namespace ncclffm::test {
 namespace {
 
 constexpr int kRanks = 4, kChannels = 4;
-constexpr uint32_t kLines = 64;
+constexpr uint32_t kSlotBytes = 1024;
 constexpr uint64_t kSeed = 20250118;
 
 void cuda(cudaError_t error, const char *what) {
@@ -37,27 +37,27 @@ class Streams {
 
 // One host thread launches for all ranks, so every launch must return before its peers have come.
 void launchesOfOneThreadMatchTheSumInRankOrder() {
-  World world(kRanks, kChannels, kLines, 60000 * kMs);
+  World world(kRanks, kChannels, kSlotBytes, 60000 * kMs);
   Streams streams;
   for (int r = 0; r < kRanks; ++r) shim(ncclFfmPrime(streams[r]), "ncclFfmPrime");
-  uint64_t call = 0;
+  uint64_t number = 0;
   for (size_t count : {1u, 2u, 777u, 1025u, 5001u, 40000u}) {
     for (bool fused : {false, true}) {
-      ++call;
+      ++number;
       std::vector<std::vector<float>> send(kRanks), recv(kRanks);
       for (int r = 0; r < kRanks; ++r) {
         send[r].resize(count);
         recv[r].resize(count);
-        for (size_t i = 0; i < count; ++i) send[r][i] = contribution(kSeed, r, call, i);
+        for (size_t i = 0; i < count; ++i) send[r][i] = contribution(kSeed, r, number, i);
       }
       for (int r = 0; r < kRanks; ++r) {
         if (fused) {
           recv[r] = send[r];
           shim(ncclFfmFusedScaleAllReduceSqrt(&world.comm(r), recv[r].data(), count, 2, 1, streams[r]), "fused");
         } else {
-          shim(
-              ncclFfmAllReduce(&world.comm(r), send[r].data(), recv[r].data(), count, ncclFloat32, ncclSum, streams[r]),
-              "ncclFfmAllReduce");
+          const ncclFfmCall call =
+              makeCall(ncclFfmFunctionAllReduce, send[r].data(), recv[r].data(), count, ncclFloat32, ncclSum, 0, 0);
+          shim(ncclFfmLaunch(&world.comm(r), &call, streams[r]), "ncclFfmLaunch");
         }
       }
       streams.synchronize();
@@ -77,11 +77,101 @@ void launchesOfOneThreadMatchTheSumInRankOrder() {
   }
 }
 
+// Every function, on streams: what a rank gets is data of the right ranks. What it computes is the same code as in
+// collectives_test.
+void everyFunctionRunsOnAStream() {
+  constexpr uint64_t kCount = 3001;
+  World world(kRanks, kChannels, kSlotBytes, 60000 * kMs);
+  Streams streams;
+  uint64_t number = 1000;
+  for (uint32_t function = ncclFfmFunctionAllReduce; function <= ncclFfmFunctionSendRecv; ++function) {
+    for (int blocks : {0, 1, 2}) {
+      ++number;
+      std::vector<std::vector<int64_t>> send(kRanks), recv(kRanks);
+      auto value = [&](int rank, uint64_t i) {
+        return static_cast<int64_t>(mix(mix(number * 8 + static_cast<uint64_t>(rank)) + i));
+      };
+      for (int r = 0; r < kRanks; ++r) {
+        recv[r].assign(kRanks * kCount, -1);
+        for (uint64_t i = 0; i < kRanks * kCount; ++i) send[r].push_back(value(r, i));
+        ncclFfmCall call = makeCall(static_cast<ncclFfmFunction>(function), send[r].data(), recv[r].data(), kCount,
+                                    ncclInt64, ncclSum, 2, 0);
+        call.blocks = blocks;
+        if (function == ncclFfmFunctionSend || function == ncclFfmFunctionRecv) {
+          call.function = r % 2 == 0 ? ncclFfmFunctionSend : ncclFfmFunctionRecv;
+          call.root = call.source = r ^ 1;
+        } else if (function == ncclFfmFunctionSendRecv) {
+          call.root = (r + 1) % kRanks;
+          call.source = (r + kRanks - 1) % kRanks;
+        }
+        shim(ncclFfmLaunch(&world.comm(r), &call, streams[r]), "ncclFfmLaunch");
+      }
+      streams.synchronize();
+      auto sum = [&](uint64_t i) {
+        uint64_t total = 0;
+        for (int r = 0; r < kRanks; ++r) total += static_cast<uint64_t>(value(r, i));
+        return static_cast<int64_t>(total);
+      };
+      for (int r = 0; r < kRanks; ++r) {
+        for (uint64_t i = 0; i < kRanks * kCount; ++i) {
+          const int part = static_cast<int>(i / kCount);
+          const uint64_t inPart = i % kCount, own = static_cast<uint64_t>(r) * kCount;
+          int64_t expected = -1;
+          if (function == ncclFfmFunctionAllGather) {
+            expected = value(part, inPart);
+          } else if (function == ncclFfmFunctionAllToAll) {
+            expected = value(part, own + inPart);
+          } else if (part == 0) {
+            switch (function) {
+              case ncclFfmFunctionReduceScatter:
+                expected = sum(own + i);
+                break;
+              case ncclFfmFunctionBroadcast:
+                expected = value(2, i);
+                break;
+              case ncclFfmFunctionReduce:
+                expected = r == 2 ? sum(i) : -1;
+                break;
+              case ncclFfmFunctionBarrier:
+                break;
+              case ncclFfmFunctionSend:
+              case ncclFfmFunctionRecv:
+                expected = r % 2 == 1 ? value(r - 1, i) : -1;
+                break;
+              case ncclFfmFunctionSendRecv:
+                expected = value((r + kRanks - 1) % kRanks, i);
+                break;
+              default:
+                expected = sum(i);
+            }
+          }
+          check(recv[r][i] == expected, "function %u, %d blocks, rank %d, element %llu: %lld, not %lld", function,
+                blocks, r, static_cast<unsigned long long>(i), static_cast<long long>(recv[r][i]),
+                static_cast<long long>(expected));
+        }
+        check(world.status(r).code == 0, "function %u, rank %d: status %u", function, r, world.status(r).code);
+      }
+    }
+  }
+}
+
+void moreBlocksThanTheBackendRunsAreRefused() {
+  World world(kRanks, kChannels, kSlotBytes, 60000 * kMs);
+  float p[8] = {};
+  ncclFfmCall call = makeCall(ncclFfmFunctionAllReduce, p, p, 8, ncclFloat32, ncclSum, 0, 0);
+  call.blocks = 3;
+  const int code = ncclFfmLaunch(&world.comm(0), &call, nullptr);
+  check(code == ncclInvalidArgument && strstr(ncclFfmGetLastError(), "3 blocks: 2 fit") != nullptr, "%d: %s", code,
+        ncclFfmGetLastError());
+}
+
 void failureIsInTheStatusRecordAndNotInTheStream() {
-  World world(kRanks, kChannels, kLines, 200 * kMs);
+  World world(kRanks, kChannels, kSlotBytes, 200 * kMs);
   Streams streams;
   std::vector<float> buffer(8, 1.0f);
-  shim(ncclFfmAllReduce(&world.comm(0), buffer.data(), buffer.data(), 8, ncclFloat32, ncclSum, streams[0]), "alone");
+  const ncclFfmCall call =
+      makeCall(ncclFfmFunctionAllReduce, buffer.data(), buffer.data(), 8, ncclFloat32, ncclSum, 0, 0);
+  shim(ncclFfmLaunch(&world.comm(0), &call, streams[0]), "alone");
   cuda(cudaStreamSynchronize(streams[0]), "the stream of a collective that timed out");
   Status status = world.status(0);
   check(status.code == ncclTimeout && status.peer == 1 && status.channel == 0, "status: code %u, peer %d, channel %d",
@@ -153,6 +243,8 @@ void layoutsHoldTheRowsOfBothHalves() {
 int main() {
   using namespace ncclffm::test;
   launchesOfOneThreadMatchTheSumInRankOrder();
+  everyFunctionRunsOnAStream();
+  moreBlocksThanTheBackendRunsAreRefused();
   failureIsInTheStatusRecordAndNotInTheStream();
   patternsBetweenAllRanksAreFoundWhereTheyWereWritten();
   layoutsHoldTheRowsOfBothHalves();

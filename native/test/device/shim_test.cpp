@@ -2,19 +2,30 @@
 #include "../../src/shim.h"
 
 #include <limits>
+#include <map>
 #include <set>
+#include <string>
 
 #include "harness.h"
 
 namespace ncclffm::shim {
 namespace {
-std::vector<Launch> launches;
+std::vector<CallLaunch> launches;
+std::vector<FusedLaunch> fusedLaunches;
 std::vector<PatternLaunch> patternLaunches;
-Failure nextFailure;
+Failure nextFailure, noBlocks;
+uint32_t threadsOfABlock = 512;
+int fitting = std::numeric_limits<int>::max();
+int askedRanksPerDevice = 0;
 }  // namespace
 
-Failure launch(const Launch &launch) {
+Failure launch(const CallLaunch &launch) {
   launches.push_back(launch);
+  return nextFailure;
+}
+
+Failure launch(const FusedLaunch &launch) {
+  fusedLaunches.push_back(launch);
   return nextFailure;
 }
 
@@ -27,8 +38,14 @@ Failure prime(void *) {
   return nextFailure;
 }
 
-int maxBlocks() {
-  return std::numeric_limits<int>::max();
+uint32_t blockThreads() {
+  return threadsOfABlock;
+}
+
+Failure maxBlocks(int ranksPerDevice, int *blocks) {
+  askedRanksPerDevice = ranksPerDevice;
+  *blocks = fitting;
+  return noBlocks;
 }
 
 const char *buildInfo() {
@@ -46,64 +63,158 @@ void backendLayouts(const ncclFfmLayout **layouts, size_t *count) {
 namespace ncclffm::test {
 namespace {
 
+using shim::fusedLaunches;
 using shim::launches;
 using shim::patternLaunches;
+
+constexpr int kBad = ncclInvalidArgument;
+constexpr int kRanks = 4, kChannels = 4;
 
 void expect(const char *what, int code, int expected, const char *inText) {
   check(code == expected && strstr(ncclFfmGetLastError(), inText) != nullptr,
         "%s: code %d, text \"%s\"; expected %d, \"%s\"", what, code, ncclFfmGetLastError(), expected, inText);
 }
 
-void badArgumentsAreRefusedWithATextAndLaunchNothing() {
-  World world(2, 4, 8, kMs);
-  const DevComm good = world.comm(1);
-  float p[64] = {};
-  char *bytes = reinterpret_cast<char *>(p);
-  auto call = [&](const DevComm &comm, const void *send, void *recv, size_t count) {
-    return ncclFfmAllReduce(&comm, send, recv, count, ncclFloat32, ncclSum, nullptr);
-  };
-  auto with = [&](auto change) {
-    DevComm comm = good;
+// Addresses that are never followed.
+float *at(uint64_t address) {
+  return reinterpret_cast<float *>(address);
+}
+
+ncclFfmCall goodCall(uint32_t function) {
+  ncclFfmCall call = {};
+  call.function = function;
+  call.datatype = ncclFloat32;
+  call.op = ncclSum;
+  call.root = function == ncclFfmFunctionHierarchicalAllReduce ? 2 : 0;
+  call.count = 8;
+  call.sendbuff = at(1 << 20);
+  call.recvbuff = at(2 << 20);
+  return call;
+}
+
+void badCommunicatorsAreRefusedWithAText() {
+  World world(kRanks, kChannels, 512, kMs);
+  auto with = [&](const char *inText, auto change) {
+    ncclFfmDevComm comm = world.comm(1);
     change(comm);
-    return call(comm, p, p, 8);
+    ncclFfmCall call = goodCall(ncclFfmFunctionAllReduce);
+    expect("ncclFfmLaunch", ncclFfmLaunch(&comm, &call, nullptr), kBad, inText);
+    expect("ncclFfmLaunch", ncclFfmLaunch(&comm, &call, nullptr), kBad, "ncclFfmLaunch: ");
+    expect("ncclFfmChoose", ncclFfmChoose(&comm, &call), kBad, inText);
+    expect("ncclFfmChoose", ncclFfmChoose(&comm, &call), kBad, "ncclFfmChoose: ");
+    expect("fused", ncclFfmFusedScaleAllReduceSqrt(&comm, at(64), 8, 2, 1, nullptr), kBad, inText);
+    expect("fused", ncclFfmFusedScaleAllReduceSqrt(&comm, at(64), 8, 2, 1, nullptr), kBad,
+           "ncclFfmFusedScaleAllReduceSqrt: ");
   };
-  constexpr int kBad = ncclInvalidArgument;
-  expect("comm", ncclFfmAllReduce(nullptr, p, p, 8, ncclFloat32, ncclSum, nullptr), kBad, "comm is null");
-  expect("magic", with([](DevComm &c) { c.magic = 7; }), kBad, "magic is 0x00000007");
-  expect("version", with([](DevComm &c) { c.version = 9; }), kBad, "version 9");
-  expect("rank", with([](DevComm &c) { c.rank = 2; }), kBad, "rank 2 of 2");
-  expect("rank", with([](DevComm &c) { c.rank = -1; }), kBad, "rank -1 of 2");
-  expect("nRanks", with([](DevComm &c) { c.nRanks = 0; }), kBad, "0 ranks");
-  expect("nChannels", with([](DevComm &c) { c.nChannels = 0; }), kBad, "0 channels");
-  expect("linesPerSlot", with([](DevComm &c) { c.linesPerSlot = 0; }), kBad, "0 lines");
-  expect("linesPerSlot", with([](DevComm &c) { c.linesPerSlot = 1 << 25; }), kBad, "33554432 lines");
-  expect("channels", with([](DevComm &c) { c.channels = nullptr; }), kBad, "comm->channels is null");
-  expect("peers", with([](DevComm &c) { c.peers = nullptr; }), kBad, "comm->peers is null");
-  expect("status", with([](DevComm &c) { c.status = nullptr; }), kBad, "comm->status is null");
-  expect("datatype", ncclFfmAllReduce(&good, p, p, 8, 6, ncclSum, nullptr), kBad, "datatype 6");
-  expect("op", ncclFfmAllReduce(&good, p, p, 8, ncclFloat32, 2, nullptr), kBad, "op 2");
-  expect("null", call(good, nullptr, p, 8), kBad, "non-null");
-  expect("null", call(good, p, nullptr, 8), kBad, "non-null");
-  expect("alignment", call(good, bytes + 1, p + 32, 8), kBad, "4-byte aligned");
-  expect("overlap", call(good, p, p + 7, 8), kBad, "disjoint");
-  expect("count", call(good, p, p, SIZE_MAX), kBad, "18446744073709551615 float32");
-  expect("fused null", ncclFfmFusedScaleAllReduceSqrt(&good, nullptr, 8, 2, 1, nullptr), kBad,
-         "ncclFfmFusedScaleAllReduceSqrt");
-  expect("fused comm", ncclFfmFusedScaleAllReduceSqrt(nullptr, p, 8, 2, 1, nullptr), kBad, "comm is null");
+  with("magic is 0x00000007", [](ncclFfmDevComm &c) { c.magic = 7; });
+  with("version 9", [](ncclFfmDevComm &c) { c.version = 9; });
+  with("rank 4 of 4", [](ncclFfmDevComm &c) { c.rank = 4; });
+  with("rank -1 of 4", [](ncclFfmDevComm &c) { c.rank = -1; });
+  with("of 0 ranks", [](ncclFfmDevComm &c) { c.nRanks = 0; });
+  with("of 65537 ranks", [](ncclFfmDevComm &c) { c.nRanks = 65537; });
+  with("0 channels", [](ncclFfmDevComm &c) { c.nChannels = 0; });
+  with("1025 channels", [](ncclFfmDevComm &c) { c.nChannels = 1025; });
+  with("slots of 0 bytes", [](ncclFfmDevComm &c) { c.slotBytes = 0; });
+  with("slots of 520 bytes", [](ncclFfmDevComm &c) { c.slotBytes = 520; });
+  with("slots of 67109376 bytes", [](ncclFfmDevComm &c) { c.slotBytes = (1 << 26) + 512; });
+  with("comm->channels is null", [](ncclFfmDevComm &c) { c.channels = nullptr; });
+  with("comm->pairs is null", [](ncclFfmDevComm &c) { c.pairs = nullptr; });
+  with("comm->peers is null", [](ncclFfmDevComm &c) { c.peers = nullptr; });
+  with("comm->status is null", [](ncclFfmDevComm &c) { c.status = nullptr; });
+  with("path 4", [](ncclFfmDevComm &c) { c.path = 4; });
+  with("0 ranks per device", [](ncclFfmDevComm &c) { c.ranksPerDevice = 0; });
+  with("5 ranks per device", [](ncclFfmDevComm &c) { c.ranksPerDevice = 5; });
+  ncclFfmCall call = goodCall(ncclFfmFunctionAllReduce);
+  expect("no comm", ncclFfmLaunch(nullptr, &call, nullptr), kBad, "comm is null");
+  expect("no comm", ncclFfmChoose(nullptr, &call), kBad, "comm is null");
+  expect("no comm", ncclFfmFusedScaleAllReduceSqrt(nullptr, at(64), 8, 2, 1, nullptr), kBad, "comm is null");
+  expect("no call", ncclFfmLaunch(&world.comm(0), nullptr, nullptr), kBad, "ncclFfmLaunch: call is null");
+  expect("no call", ncclFfmChoose(&world.comm(0), nullptr), kBad, "ncclFfmChoose: call is null");
+  check(launches.empty() && fusedLaunches.empty(), "a bad communicator launched something");
+}
+
+// Every Problem of impl/plans.h has its text.
+void badCallsAreRefusedWithATextAndLaunchNothing() {
+  World world(kRanks, kChannels, 512, kMs);
+  std::vector<void *> windows(kRanks), others(kRanks);
+  ncclFfmDevComm comm = world.comm(1);
+  auto with = [&](uint32_t function, const char *inText, auto change) {
+    ncclFfmCall call = goodCall(function);
+    change(call);
+    expect("ncclFfmLaunch", ncclFfmLaunch(&comm, &call, nullptr), kBad, inText);
+    expect("ncclFfmChoose", ncclFfmChoose(&comm, &call), kBad, inText);
+  };
+  constexpr uint32_t kAllReduce = ncclFfmFunctionAllReduce;
+  with(0, "function 0 is no collective", [](ncclFfmCall &) {});
+  with(ncclFfmFunctionFusedScaleAllReduceSqrt, "function 12 is no collective", [](ncclFfmCall &) {});
+  with(99, "function 99 is no collective", [](ncclFfmCall &) {});
+  with(kAllReduce, "AllReduce: datatype 10", [](ncclFfmCall &c) { c.datatype = 10; });
+  with(ncclFfmFunctionAllGather, "AllGather: datatype -1", [](ncclFfmCall &c) { c.datatype = -1; });
+  with(ncclFfmFunctionReduceScatter, "ReduceScatter: op 5", [](ncclFfmCall &c) { c.op = 5; });
+  with(ncclFfmFunctionReduce, "Reduce: root 4: there are 4 ranks", [](ncclFfmCall &c) { c.root = 4; });
+  with(ncclFfmFunctionBroadcast, "Broadcast: root -1", [](ncclFfmCall &c) { c.root = -1; });
+  with(ncclFfmFunctionHierarchicalAllReduce,
+       "HierarchicalAllReduce: groups of 3: there are 4 ranks, which the group must",
+       [](ncclFfmCall &c) { c.root = 3; });
+  with(ncclFfmFunctionSend, "Send: to 1, from 0: a peer is another one of the 4 ranks than rank 1",
+       [](ncclFfmCall &c) { c.root = 1; });
+  with(ncclFfmFunctionRecv, "Recv: to 0, from 4", [](ncclFfmCall &c) { c.source = 4; });
+  with(ncclFfmFunctionSendRecv, "SendRecv: to 0, from 1", [](ncclFfmCall &c) { c.source = 1; });
+  with(kAllReduce, "AllReduce: protocol 4", [](ncclFfmCall &c) { c.protocol = 4; });
+  with(ncclFfmFunctionAllToAll, "AllToAll does not have algorithm 3", [](ncclFfmCall &c) { c.algorithm = 3; });
+  with(ncclFfmFunctionBarrier, "Barrier does not have algorithm 2", [](ncclFfmCall &c) { c.algorithm = 2; });
+  with(kAllReduce, "zero-copy AllReduce does not have algorithm 1", [&](ncclFfmCall &c) {
+    c.send = c.recv = {windows.data(), 64, 0};
+    c.algorithm = 1;
+  });
+  with(kAllReduce, "the bytes of 18446744073709551615 elements", [](ncclFfmCall &c) { c.count = UINT64_MAX; });
+  with(kAllReduce, "sendbuff (nil)", [](ncclFfmCall &c) { c.sendbuff = nullptr; });
+  with(kAllReduce, "recvbuff (nil)", [](ncclFfmCall &c) { c.recvbuff = nullptr; });
+  with(kAllReduce, "an element of 4 bytes", [](ncclFfmCall &c) { c.sendbuff = at(66); });
+  with(kAllReduce, "send at 4 of 32 bytes", [&](ncclFfmCall &c) {
+    c.send = {windows.data(), 32, 4};
+    c.recv = {others.data(), 32, 0};
+  });
+  with(kAllReduce, "both must be in windows", [&](ncclFfmCall &c) { c.send = {windows.data(), 32, 0}; });
+  with(kAllReduce, "overlap", [](ncclFfmCall &c) { c.recvbuff = at((1 << 20) + 28); });
+  with(kAllReduce, "5 blocks: 4 fit, of 4 channels", [](ncclFfmCall &c) { c.blocks = 5; });
+  with(kAllReduce, "-1 blocks", [](ncclFfmCall &c) { c.blocks = -1; });
+  comm.path = ncclFfmPathPcie;
+  with(kAllReduce, "LL128 (2, on the same GPU and NVLink only)",
+       [](ncclFfmCall &c) { c.protocol = ncclFfmProtocolLL128; });
+  comm.path = ncclFfmPathSameGpu;
+  comm.ranksPerDevice = 3;
+  shim::fitting = 2;
+  with(kAllReduce, "3 blocks: 2 fit, of 4 channels, side by side with those of 3 ranks",
+       [](ncclFfmCall &c) { c.blocks = 3; });
+  check(shim::askedRanksPerDevice == 3, "the device was asked for %d ranks", shim::askedRanksPerDevice);
+  shim::fitting = 0;
+  with(kAllReduce, "0 blocks: 0 fit", [](ncclFfmCall &) {});
+  shim::fitting = std::numeric_limits<int>::max();
+  shim::noBlocks = "no such device";
+  ncclFfmCall call = goodCall(kAllReduce);
+  expect("occupancy", ncclFfmLaunch(&comm, &call, nullptr), ncclUnhandledCudaError, "ncclFfmLaunch: no such device");
+  shim::noBlocks.clear();
+  expect("fused null", ncclFfmFusedScaleAllReduceSqrt(&comm, nullptr, 8, 2, 1, nullptr), kBad, "must not be null");
+
   uint64_t n;
-  expect("window", ncclFfmGetWindowBytes(0, 4, 8, &n), kBad, "0 ranks");
-  expect("window", ncclFfmGetWindowBytes(2, 0, 8, &n), kBad, "0 channels");
-  expect("window", ncclFfmGetWindowBytes(2, 4, 0, &n), kBad, "0 lines");
-  expect("window", ncclFfmGetWindowBytes(2, 4, 8, nullptr), kBad, "bytes is null");
+  expect("window", ncclFfmGetWindowBytes(0, 4, 512, &n), kBad, "0 ranks");
+  expect("window", ncclFfmGetWindowBytes(65537, 4, 512, &n), kBad, "65537 ranks");
+  expect("window", ncclFfmGetWindowBytes(2, 0, 512, &n), kBad, "0 channels");
+  expect("window", ncclFfmGetWindowBytes(2, 1025, 512, &n), kBad, "1025 channels");
+  expect("window", ncclFfmGetWindowBytes(2, 4, 0, &n), kBad, "slots of 0 bytes");
+  expect("window", ncclFfmGetWindowBytes(2, 4, 513, &n), kBad, "slots of 513 bytes");
+  expect("window", ncclFfmGetWindowBytes(2, 4, 512, nullptr), kBad, "bytes is null");
   expect("layouts", ncclFfmGetLayouts(nullptr, nullptr), kBad, "layouts is null");
+  const ncclFfmLayout *rows;
+  expect("layouts", ncclFfmGetLayouts(&rows, nullptr), kBad, "count is null");
   expect("version", ncclFfmGetAbiVersion(nullptr), kBad, "version is null");
-  check(launches.empty(), "a bad argument launched something");
+  check(launches.empty() && fusedLaunches.empty(), "a bad call launched something");
 }
 
 void rangesOutsideALsaWindowAreRefusedAndLaunchNothing() {
   char memory[64];
   uint64_t bad = 0;
-  constexpr int kBad = ncclInvalidArgument;
   constexpr uint64_t kMax = UINT64_MAX;
   const ncclLsaWindow good = {memory, sizeof memory, nullptr};
   auto both = [&](const char *what, const ncclLsaWindow *window, uint64_t offset, uint64_t bytes, const char *inText) {
@@ -155,35 +266,116 @@ void patternLaunchesHaveABlockFor32KiBUpTo256() {
   }
 }
 
-void launchShapeDependsOnCountAndChannelsOnly() {
-  World world(2, 4, 8, kMs);
-  float *p = reinterpret_cast<float *>(uintptr_t{1} << 20);  // never followed
+// What a call leaves open is filled in: by the communicator, else by the table; the same on every rank.
+void choicesAreFilledInAndKept() {
+  World world(kRanks, kChannels, 512, kMs);
   struct {
-    size_t count;
+    uint32_t function, protocol, algorithm, commProtocol, commAlgorithm, path;
+    uint64_t count;
+    uint32_t expectedProtocol, expectedAlgorithm;
     int blocks;
-  } cases[] = {{1, 1}, {1024, 1}, {1025, 2}, {3000, 3}, {4096, 4}, {1 << 24, 4}};
-  for (const auto &c : cases) {
+  } rows[] = {
+      // AllReduce, f32, by the table: LL, then LL128 where the path has it, then Simple; one shot, then two.
+      {1, 0, 0, 0, 0, 3, 1, 1, 1, 1},
+      {1, 0, 0, 0, 0, 3, 1024, 1, 1, 1},
+      {1, 0, 0, 0, 0, 3, 1025, 1, 1, 2},
+      {1, 0, 0, 0, 0, 3, 16 << 10, 1, 2, 4},
+      {1, 0, 0, 0, 0, 3, (16 << 10) + 1, 2, 2, 4},
+      {1, 0, 0, 0, 0, 1, (16 << 10) + 1, 3, 2, 4},
+      {1, 0, 0, 0, 0, 3, 1 << 24, 3, 2, 4},
+      // The call's own wish, the communicator's, and where neither has what the function or the path knows.
+      {1, 3, 3, 1, 1, 3, 1, 3, 3, 1},
+      {1, 0, 0, 3, 3, 3, 1, 3, 3, 1},
+      {1, 0, 2, 2, 3, 3, 1, 2, 2, 1},
+      {1, 0, 0, 2, 0, 1, 1, 1, 1, 1},
+      {2, 0, 0, 0, 3, 3, 1, 1, 1, 1},
+      {1, 0, 0, 77, 77, 3, 1, 1, 1, 1},
+      // Parts: four of 1 KiB are four blocks' worth at most.
+      {3, 0, 0, 0, 0, 3, 256, 1, 1, 1},
+      {3, 0, 0, 0, 0, 3, 257, 1, 1, 2},
+      {6, 0, 0, 0, 0, 3, 4096, 1, 1, 4},
+      {7, 0, 0, 0, 0, 3, 1 << 24, 3, 1, 1},
+      {8, 0, 0, 0, 0, 3, 1, 1, 2, 1},
+  };
+  for (const auto &row : rows) {
     for (int rank = 0; rank < 2; ++rank) {
+      ncclFfmDevComm comm = world.comm(rank);
+      comm.path = row.path;
+      comm.protocol = row.commProtocol;
+      comm.algorithm = row.commAlgorithm;
+      ncclFfmCall call = goodCall(row.function);
+      call.protocol = row.protocol;
+      call.algorithm = row.algorithm;
+      call.count = row.count;
+      call.recvbuff = at(uint64_t{1} << 40);
+      const ncclFfmCall open = call;
       launches.clear();
-      int code = ncclFfmAllReduce(&world.comm(rank), p, p + c.count, c.count, ncclFloat32, ncclSum, p);
-      check(code == ncclSuccess && launches.size() == 1 && launches[0].blocks == c.blocks &&
-                launches[0].count == c.count && launches[0].comm.rank == rank && launches[0].stream == p,
-            "%zu elements: code %d, %d blocks, not %d", c.count, code, launches.empty() ? 0 : launches[0].blocks,
-            c.blocks);
+      int code = ncclFfmChoose(&comm, &call);
+      check(code == ncclSuccess && launches.empty(), "ncclFfmChoose: %d: %s", code, ncclFfmGetLastError());
+      check(
+          call.protocol == row.expectedProtocol && call.algorithm == row.expectedAlgorithm && call.blocks == row.blocks,
+          "function %u, %llu elements, protocol %u, algorithm %u, of the communicator %u and %u, path %u: protocol %u, "
+          "algorithm %u, %d blocks; expected %u, %u and %d",
+          row.function, static_cast<unsigned long long>(row.count), row.protocol, row.algorithm, row.commProtocol,
+          row.commAlgorithm, row.path, call.protocol, call.algorithm, call.blocks, row.expectedProtocol,
+          row.expectedAlgorithm, row.blocks);
+      code = ncclFfmLaunch(&comm, &open, at(64));
+      check(code == ncclSuccess && launches.size() == 1 && memcmp(&launches[0].call, &call, sizeof call) == 0 &&
+                memcmp(&launches[0].comm, &comm, sizeof comm) == 0 && launches[0].stream == at(64),
+            "function %u: what is launched is not what was chosen", row.function);
     }
   }
-  launches.clear();
-  check(ncclFfmAllReduce(&world.comm(0), nullptr, nullptr, 0, ncclFloat32, ncclSum, nullptr) == ncclSuccess &&
-            launches.empty(),
-        "nothing to do launches nothing");
+  for (int blocks = 1; blocks <= kChannels; ++blocks) {
+    ncclFfmCall call = goodCall(ncclFfmFunctionAllReduce);
+    call.blocks = blocks;
+    launches.clear();
+    check(ncclFfmLaunch(&world.comm(0), &call, nullptr) == ncclSuccess && launches[0].call.blocks == blocks,
+          "%d blocks: %s", blocks, ncclFfmGetLastError());
+  }
+  std::vector<void *> windows(kRanks);
+  ncclFfmCall call = goodCall(ncclFfmFunctionAllReduce);
+  call.send = call.recv = {windows.data(), 64, 4};
+  check(ncclFfmChoose(&world.comm(0), &call) == ncclSuccess && call.protocol == ncclFfmProtocolSimple &&
+            call.algorithm == ncclFfmAlgorithmTwoShot,
+        "zero-copy: protocol %u, algorithm %u", call.protocol, call.algorithm);
+  shim::fitting = 2;
+  call = goodCall(ncclFfmFunctionAllReduce);
+  call.count = 1 << 20;
+  call.recvbuff = at(uint64_t{1} << 40);
+  check(ncclFfmChoose(&world.comm(0), &call) == ncclSuccess && call.blocks == 2, "%d blocks, 2 fit", call.blocks);
+  shim::fitting = std::numeric_limits<int>::max();
+}
+
+void nothingToDoLaunchesNothingButABarrier() {
+  World world(kRanks, kChannels, 512, kMs);
+  for (uint32_t function = ncclFfmFunctionAllReduce; function <= ncclFfmFunctionSendRecv; ++function) {
+    launches.clear();
+    ncclFfmCall call = goodCall(function);
+    call.count = 0;
+    call.sendbuff = call.recvbuff = nullptr;
+    const int code = ncclFfmLaunch(&world.comm(1), &call, nullptr);
+    check(code == ncclSuccess && launches.size() == (function == ncclFfmFunctionBarrier ? 1 : 0),
+          "function %u of no elements: %d, %zu launches: %s", function, code, launches.size(), ncclFfmGetLastError());
+  }
+  check(
+      ncclFfmFusedScaleAllReduceSqrt(&world.comm(0), nullptr, 0, 2, 1, nullptr) == ncclSuccess && fusedLaunches.empty(),
+      "nothing to do: %s", ncclFfmGetLastError());
+  check(ncclFfmFusedScaleAllReduceSqrt(&world.comm(0), at(64), 3000, 2, 1, at(128)) == ncclSuccess &&
+            fusedLaunches.size() == 1 && fusedLaunches[0].blocks == 3 && fusedLaunches[0].buff == at(64) &&
+            fusedLaunches[0].count == 3000 && fusedLaunches[0].a == 2 && fusedLaunches[0].b == 1 &&
+            fusedLaunches[0].stream == at(128),
+        "fused: %s", ncclFfmGetLastError());
 }
 
 void failureOfALaunchIsAnUnhandledCudaErrorWithItsText() {
-  World world(2, 4, 8, kMs);
+  World world(kRanks, kChannels, 512, kMs);
   float p[8];
+  const ncclFfmCall call = goodCall(ncclFfmFunctionAllReduce);
   shim::nextFailure = "no such stream";
-  expect("launch", ncclFfmAllReduce(&world.comm(0), p, p, 8, ncclFloat32, ncclSum, nullptr), ncclUnhandledCudaError,
-         "ncclFfmAllReduce: no such stream");
+  expect("launch", ncclFfmLaunch(&world.comm(0), &call, nullptr), ncclUnhandledCudaError,
+         "ncclFfmLaunch: no such stream");
+  expect("fused", ncclFfmFusedScaleAllReduceSqrt(&world.comm(0), p, 8, 2, 1, nullptr), ncclUnhandledCudaError,
+         "ncclFfmFusedScaleAllReduceSqrt: no such stream");
   ncclLsaWindow window = {p, sizeof p, nullptr};
   expect("pattern", ncclFfmLsaWritePattern(&window, 0, 8, 1, nullptr), ncclUnhandledCudaError,
          "ncclFfmLsaWritePattern: no such stream");
@@ -196,23 +388,49 @@ void queriesAnswer() {
   int version = 0;
   check(ncclFfmGetAbiVersion(&version) == ncclSuccess && version == NCCLFFM_ABI_VERSION, "version %d", version);
   uint64_t bytes = 0;
-  check(ncclFfmGetWindowBytes(3, 2, 5, &bytes) == ncclSuccess && bytes == 2u * 2 * 3 * 5 * 16, "%llu bytes",
-        static_cast<unsigned long long>(bytes));
+  // Letters of 128 bytes; slots of three protocols, for collectives and for sends, of two halves.
+  check(ncclFfmGetWindowBytes(3, 2, 1024, &bytes) == ncclSuccess && bytes == 2u * 3 * (128 + 2 * 3 * 2 * 1024),
+        "%llu bytes", static_cast<unsigned long long>(bytes));
+  check(ncclFfmGetWindowBytes(65536, 1024, 1 << 26, &bytes) == ncclSuccess &&
+            bytes == (uint64_t{1} << 26) * (128 + 12 * (uint64_t{1} << 26)),
+        "%llu bytes", static_cast<unsigned long long>(bytes));
+}
+
+// A row for every field, at its place: fields follow each other with no more between them than alignment asks for, and
+// the last one ends where the struct does. So a field that is not in the table leaves a hole.
+void layoutsAreComplete() {
   const ncclFfmLayout *layouts = nullptr;
   size_t count = 0;
   check(ncclFfmGetLayouts(&layouts, &count) == ncclSuccess, "no layouts");
-  std::set<std::string> names;
-  uint64_t waitedNs = 0;
+  std::set<std::string> names, structs;
+  std::map<std::string, std::map<uint64_t, uint64_t>> fields;
+  std::map<std::string, uint64_t> sizes;
   for (size_t i = 0; i < count; ++i) {
     names.insert(std::string(layouts[i].structName) + "." + layouts[i].fieldName);
-    if (strcmp(layouts[i].fieldName, "waitedNs") == 0) waitedNs = layouts[i].offset;
+    if (*layouts[i].fieldName == '\0') {
+      sizes[layouts[i].structName] = layouts[i].size;
+    } else {
+      fields[layouts[i].structName][layouts[i].offset] = layouts[i].size;
+    }
   }
   check(names.size() == count, "a row is there twice");
-  check(waitedNs == offsetof(ncclFfmStatus, waitedNs), "waitedNs is at %llu",
-        static_cast<unsigned long long>(waitedNs));
-  for (const char *name : {"ncclFfmDevComm.", "ncclFfmStatus.ready", "ncclFfmChannel.state", "ncclLsa.y",
-                           "ncclLsaWindow.handle", "struct of the backend."}) {
-    check(names.count(name) == 1, "no row %s", name);
+  const std::map<std::string, uint64_t> expected = {
+      {"ncclFfmStatus", sizeof(ncclFfmStatus)}, {"ncclFfmChannel", sizeof(ncclFfmChannel)},
+      {"ncclFfmPair", sizeof(ncclFfmPair)},     {"ncclFfmDevComm", sizeof(ncclFfmDevComm)},
+      {"ncclLsaBuffer", sizeof(ncclLsaBuffer)}, {"ncclFfmCall", sizeof(ncclFfmCall)},
+      {"ncclLsaWindow", sizeof(ncclLsaWindow)}, {"ncclLsa", sizeof(ncclLsa)},
+      {"ncclFfmLayout", sizeof(ncclFfmLayout)}, {"struct of the backend", 4}};
+  check(sizes == expected, "%zu structs, not %zu, or one of another size", sizes.size(), expected.size());
+  for (const auto &[name, size] : sizes) {
+    if (name == "struct of the backend") continue;
+    uint64_t end = 0;
+    for (const auto &[offset, length] : fields[name]) {
+      check(offset >= end && offset - end < 4, "%s: nothing is known of bytes %llu to %llu", name.c_str(),
+            static_cast<unsigned long long>(end), static_cast<unsigned long long>(offset));
+      end = offset + length;
+    }
+    check(end <= size && size - end < 8, "%s: nothing is known from byte %llu on", name.c_str(),
+          static_cast<unsigned long long>(end));
   }
 }
 
@@ -221,11 +439,14 @@ void queriesAnswer() {
 
 int main() {
   using namespace ncclffm::test;
-  badArgumentsAreRefusedWithATextAndLaunchNothing();
+  badCommunicatorsAreRefusedWithAText();
+  badCallsAreRefusedWithATextAndLaunchNothing();
   rangesOutsideALsaWindowAreRefusedAndLaunchNothing();
-  launchShapeDependsOnCountAndChannelsOnly();
+  choicesAreFilledInAndKept();
+  nothingToDoLaunchesNothingButABarrier();
   patternLaunchesHaveABlockFor32KiBUpTo256();
   failureOfALaunchIsAnUnhandledCudaErrorWithItsText();
   queriesAnswer();
+  layoutsAreComplete();
   return report("shim_test");
 }

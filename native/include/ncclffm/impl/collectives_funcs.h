@@ -2,28 +2,289 @@
 #ifndef NCCLFFM_IMPL_COLLECTIVES_FUNCS_H_
 #define NCCLFFM_IMPL_COLLECTIVES_FUNCS_H_
 
-#include "all_reduce.h"
-
 namespace ncclffm {
+
+template <class T>
+struct TypeTag {
+  using Type = T;
+};
+
+// Calls f with the element type of a call that reduces; the others move words of any type.
+template <class F>
+NCCLFFM_DEVICE ncclResult_t withElementType(const Call &call, F f) {
+  if (!reduces(call.function)) return f(TypeTag<uint64_t>());
+  switch (call.datatype) {
+    case ncclInt8:
+      return f(TypeTag<int8_t>());
+    case ncclUint8:
+      return f(TypeTag<uint8_t>());
+    case ncclInt32:
+      return f(TypeTag<int32_t>());
+    case ncclUint32:
+      return f(TypeTag<uint32_t>());
+    case ncclInt64:
+      return f(TypeTag<int64_t>());
+    case ncclUint64:
+      return f(TypeTag<uint64_t>());
+    case ncclFloat16:
+      return f(TypeTag<Float16>());
+    case ncclFloat32:
+      return f(TypeTag<float>());
+    case ncclFloat64:
+      return f(TypeTag<double>());
+    default:
+      return f(TypeTag<Bfloat16>());
+  }
+}
+
+template <class Coop>
+NCCLFFM_DEVICE ncclResult_t runShareOfAnyType(ChannelSession<Coop> &session, const Call &call,
+                                              const BlockShare &share) {
+  return withElementType(
+      call, [&](auto tag) { return runShare<typename decltype(tag)::Type>(session, call, share); });
+}
+
+template <class Coop>
+NCCLFFM_DEVICE ncclResult_t ncclDevCallLsa(ChannelSession<Coop> &session, Call call) {
+  if (session.result() != ncclSuccess) return session.result();
+  chooseFor(session.comm(), call, session.coop().size());
+  if (isPair(call.function) || problemOf(session.comm(), call, session.coop().size()) != Problem::kNone) {
+    return ncclInvalidArgument;
+  }
+  return runShareOfAnyType(session, call, {0, call.count});
+}
+
+// A group that takes the channel for this call alone, on a share of the call. The call leaves nothing open.
+template <class Coop>
+NCCLFFM_DEVICE ncclResult_t callOnChannel(Coop coop, const DevComm &comm, const Call &call, int channel,
+                                          const BlockShare &share) {
+  if (isPair(call.function)) return runPairShare(coop, comm, call, channel, share);
+  ChannelSession<Coop> session(coop, comm, channel, static_cast<ncclFfmFunction>(call.function));
+  if (session.result() != ncclSuccess) return session.result();
+  return runShareOfAnyType(session, call, share);
+}
+
+template <class Coop>
+NCCLFFM_DEVICE ncclResult_t callBy(Coop coop, const DevComm &comm, Call &call, int channel) {
+  if (!isValid(comm)) return ncclInvalidArgument;
+  chooseFor(comm, call, coop.size());
+  if (problemOf(comm, call, coop.size()) != Problem::kNone) return ncclInvalidArgument;
+  return callOnChannel(coop, comm, call, channel, {0, call.count});
+}
+
+template <class Coop>
+NCCLFFM_DEVICE ncclResult_t callBy(const Grid<Coop> &grid, const DevComm &comm, Call &call, int channel) {
+  if (!isValid(comm)) return ncclInvalidArgument;
+  chooseFor(comm, call, grid.block.size());
+  if (problemOf(comm, call, grid.block.size()) != Problem::kNone) return ncclInvalidArgument;
+  if (channel < 0 || channel >= comm.nChannels || grid.nBlocks > comm.nChannels - channel) return ncclInvalidArgument;
+  ncclResult_t result = syncGrid(grid, comm);
+  if (result != ncclSuccess) return result;
+  const BlockShare share = shareOf(call.count, elementBytesOf(call.datatype), grid.index, grid.nBlocks);
+  result = callOnChannel(grid.block, comm, call, channel + grid.index, share);
+  const ncclResult_t ofGrid = syncGrid(grid, comm);
+  return result != ncclSuccess ? result : ofGrid;
+}
+
+// The body of a kernel that runs a checked call with nothing left open: block number `block` of nBlocks works on its
+// share, on the channel of its own number. T as for runShare.
+template <class T, class Coop>
+NCCLFFM_DEVICE ncclResult_t callBlock(Coop coop, const DevComm &comm, const Call &call, int block, int nBlocks) {
+  const BlockShare share = shareOf(call.count, elementBytesOf(call.datatype), block, nBlocks);
+  if (isPair(call.function)) return runPairShare(coop, comm, call, block, share);
+  ChannelSession<Coop> session(coop, comm, block, static_cast<ncclFfmFunction>(call.function));
+  if (session.result() != ncclSuccess) return session.result();
+  return runShare<T>(session, call, share);
+}
+
+template <class Coop>
+NCCLFFM_DEVICE ncclResult_t ncclDevCallLsa(Coop coop, const DevComm &comm, Call call, int channel) {
+  return callBy(coop, comm, call, channel);
+}
+
+NCCLFFM_DEVICE Call makeCall(ncclFfmFunction function, const void *sendbuff, void *recvbuff, size_t count, int datatype,
+                             int op, int root, int source) {
+  Call call = {};
+  call.function = function;
+  call.datatype = datatype;
+  call.op = op;
+  call.root = root;
+  call.source = source;
+  call.count = count;
+  call.sendbuff = sendbuff;
+  call.recvbuff = recvbuff;
+  return call;
+}
+
+// What is small, by the shortest way: an exchange by LL. It is what ncclDevCallLsa would do.
+template <class T, class Coop>
+NCCLFFM_DEVICE ncclResult_t smallAllReduce(ChannelSession<Coop> &session, const Call &call) {
+  const DevComm &comm = session.comm();
+  session.setFunction(ncclFfmFunctionAllReduce);
+  return runStepOfLines<LL, T>(session, stepOf(comm, call, buffersOf(call, {0, call.count}, sizeof(T)), 0),
+                               {call.op, comm.nRanks, sizeof(T), hashOf(call, call.count)}, Identity(), Identity());
+}
 
 template <class Coop>
 NCCLFFM_DEVICE ncclResult_t ncclDevAllReduce(ChannelSession<Coop> &session, const void *sendbuff, void *recvbuff,
                                              size_t count, int datatype, int op) {
-  if (datatype != ncclFloat32 || op != ncclSum) return ncclInvalidArgument;
-  return allReduceOneShotLL<float, Sum<float>>(session, static_cast<const float *>(sendbuff),
-                                               static_cast<float *>(recvbuff), count, Identity(), Identity());
+  Call call = makeCall(ncclFfmFunctionAllReduce, sendbuff, recvbuff, count, datatype, op, 0, 0);
+  const uint32_t elementBytes = elementBytesOf(datatype);
+  const bool isSmall = count - 1 < session.smallBytes() && count * elementBytes - 1 < session.smallBytes();
+  if (session.result() == ncclSuccess && isSmall && isReduction(op) &&
+      problemOfBuffers(session.comm(), call, elementBytes) == Problem::kNone) {
+    call.protocol = ncclFfmProtocolLL;
+    call.algorithm = ncclFfmAlgorithmOneShot;
+    return withElementType(
+        call, [&](auto tag) { return smallAllReduce<typename decltype(tag)::Type>(session, call); });
+  }
+  return ncclDevCallLsa(session, call);
 }
 
 template <class Coop>
-NCCLFFM_DEVICE ncclResult_t ncclDevAllReduce(Coop coop, const DevComm &comm, const void *sendbuff, void *recvbuff,
-                                             size_t count, int datatype, int op, int channel) {
-  ChannelSession<Coop> session(coop, comm, channel, ncclFfmFunctionAllReduce);
-  return ncclDevAllReduce(session, sendbuff, recvbuff, count, datatype, op);
+NCCLFFM_DEVICE ncclResult_t ncclDevAllReduce(Coop coop, const DevComm &comm, const void *sendbuff, void *recvbuff, size_t count, int datatype, int op, int channel) {
+  Call call = makeCall(ncclFfmFunctionAllReduce, sendbuff, recvbuff, count, datatype, op, 0, 0);
+  return callBy(coop, comm, call, channel);
 }
 
-NCCLFFM_DEVICE ncclResult_t ncclDevAllReduce(const DevComm &comm, const void *sendbuff, void *recvbuff, size_t count,
-                                             int datatype, int op, int channel) {
+NCCLFFM_DEVICE ncclResult_t ncclDevAllReduce(const DevComm &comm, const void *sendbuff, void *recvbuff, size_t count, int datatype, int op, int channel) {
   return ncclDevAllReduce(CoopBlock(), comm, sendbuff, recvbuff, count, datatype, op, channel);
+}
+
+template <class Coop>
+NCCLFFM_DEVICE ncclResult_t ncclDevReduceScatter(ChannelSession<Coop> &session, const void *sendbuff, void *recvbuff, size_t recvcount, int datatype, int op) {
+  return ncclDevCallLsa(session, makeCall(ncclFfmFunctionReduceScatter, sendbuff, recvbuff, recvcount, datatype, op, 0, 0));
+}
+
+template <class Coop>
+NCCLFFM_DEVICE ncclResult_t ncclDevReduceScatter(Coop coop, const DevComm &comm, const void *sendbuff, void *recvbuff, size_t recvcount, int datatype, int op, int channel) {
+  Call call = makeCall(ncclFfmFunctionReduceScatter, sendbuff, recvbuff, recvcount, datatype, op, 0, 0);
+  return callBy(coop, comm, call, channel);
+}
+
+NCCLFFM_DEVICE ncclResult_t ncclDevReduceScatter(const DevComm &comm, const void *sendbuff, void *recvbuff, size_t recvcount, int datatype, int op, int channel) {
+  return ncclDevReduceScatter(CoopBlock(), comm, sendbuff, recvbuff, recvcount, datatype, op, channel);
+}
+
+template <class Coop>
+NCCLFFM_DEVICE ncclResult_t ncclDevAllGather(ChannelSession<Coop> &session, const void *sendbuff, void *recvbuff, size_t sendcount, int datatype) {
+  return ncclDevCallLsa(session, makeCall(ncclFfmFunctionAllGather, sendbuff, recvbuff, sendcount, datatype, ncclSum, 0, 0));
+}
+
+template <class Coop>
+NCCLFFM_DEVICE ncclResult_t ncclDevAllGather(Coop coop, const DevComm &comm, const void *sendbuff, void *recvbuff, size_t sendcount, int datatype, int channel) {
+  Call call = makeCall(ncclFfmFunctionAllGather, sendbuff, recvbuff, sendcount, datatype, ncclSum, 0, 0);
+  return callBy(coop, comm, call, channel);
+}
+
+NCCLFFM_DEVICE ncclResult_t ncclDevAllGather(const DevComm &comm, const void *sendbuff, void *recvbuff, size_t sendcount, int datatype, int channel) {
+  return ncclDevAllGather(CoopBlock(), comm, sendbuff, recvbuff, sendcount, datatype, channel);
+}
+
+template <class Coop>
+NCCLFFM_DEVICE ncclResult_t ncclDevBroadcast(ChannelSession<Coop> &session, const void *sendbuff, void *recvbuff, size_t count, int datatype, int root) {
+  return ncclDevCallLsa(session, makeCall(ncclFfmFunctionBroadcast, sendbuff, recvbuff, count, datatype, ncclSum, root, 0));
+}
+
+template <class Coop>
+NCCLFFM_DEVICE ncclResult_t ncclDevBroadcast(Coop coop, const DevComm &comm, const void *sendbuff, void *recvbuff, size_t count, int datatype, int root, int channel) {
+  Call call = makeCall(ncclFfmFunctionBroadcast, sendbuff, recvbuff, count, datatype, ncclSum, root, 0);
+  return callBy(coop, comm, call, channel);
+}
+
+NCCLFFM_DEVICE ncclResult_t ncclDevBroadcast(const DevComm &comm, const void *sendbuff, void *recvbuff, size_t count, int datatype, int root, int channel) {
+  return ncclDevBroadcast(CoopBlock(), comm, sendbuff, recvbuff, count, datatype, root, channel);
+}
+
+template <class Coop>
+NCCLFFM_DEVICE ncclResult_t ncclDevReduce(ChannelSession<Coop> &session, const void *sendbuff, void *recvbuff, size_t count, int datatype, int op, int root) {
+  return ncclDevCallLsa(session, makeCall(ncclFfmFunctionReduce, sendbuff, recvbuff, count, datatype, op, root, 0));
+}
+
+template <class Coop>
+NCCLFFM_DEVICE ncclResult_t ncclDevReduce(Coop coop, const DevComm &comm, const void *sendbuff, void *recvbuff, size_t count, int datatype, int op, int root, int channel) {
+  Call call = makeCall(ncclFfmFunctionReduce, sendbuff, recvbuff, count, datatype, op, root, 0);
+  return callBy(coop, comm, call, channel);
+}
+
+NCCLFFM_DEVICE ncclResult_t ncclDevReduce(const DevComm &comm, const void *sendbuff, void *recvbuff, size_t count, int datatype, int op, int root, int channel) {
+  return ncclDevReduce(CoopBlock(), comm, sendbuff, recvbuff, count, datatype, op, root, channel);
+}
+
+template <class Coop>
+NCCLFFM_DEVICE ncclResult_t ncclDevAllToAll(ChannelSession<Coop> &session, const void *sendbuff, void *recvbuff, size_t count, int datatype) {
+  return ncclDevCallLsa(session, makeCall(ncclFfmFunctionAllToAll, sendbuff, recvbuff, count, datatype, ncclSum, 0, 0));
+}
+
+template <class Coop>
+NCCLFFM_DEVICE ncclResult_t ncclDevAllToAll(Coop coop, const DevComm &comm, const void *sendbuff, void *recvbuff, size_t count, int datatype, int channel) {
+  Call call = makeCall(ncclFfmFunctionAllToAll, sendbuff, recvbuff, count, datatype, ncclSum, 0, 0);
+  return callBy(coop, comm, call, channel);
+}
+
+NCCLFFM_DEVICE ncclResult_t ncclDevAllToAll(const DevComm &comm, const void *sendbuff, void *recvbuff, size_t count, int datatype, int channel) {
+  return ncclDevAllToAll(CoopBlock(), comm, sendbuff, recvbuff, count, datatype, channel);
+}
+
+template <class Coop>
+NCCLFFM_DEVICE ncclResult_t ncclDevBarrier(ChannelSession<Coop> &session) {
+  return ncclDevCallLsa(session, makeCall(ncclFfmFunctionBarrier, nullptr, nullptr, 0, ncclInt8, ncclSum, 0, 0));
+}
+
+template <class Coop>
+NCCLFFM_DEVICE ncclResult_t ncclDevBarrier(Coop coop, const DevComm &comm, int channel) {
+  Call call = makeCall(ncclFfmFunctionBarrier, nullptr, nullptr, 0, ncclInt8, ncclSum, 0, 0);
+  return callBy(coop, comm, call, channel);
+}
+
+NCCLFFM_DEVICE ncclResult_t ncclDevBarrier(const DevComm &comm, int channel) {
+  return ncclDevBarrier(CoopBlock(), comm, channel);
+}
+
+template <class Coop>
+NCCLFFM_DEVICE ncclResult_t ncclDevHierarchicalAllReduce(ChannelSession<Coop> &session, const void *sendbuff, void *recvbuff, size_t count, int datatype, int op, int ranksPerGroup) {
+  return ncclDevCallLsa(session, makeCall(ncclFfmFunctionHierarchicalAllReduce, sendbuff, recvbuff, count, datatype, op, ranksPerGroup, 0));
+}
+
+template <class Coop>
+NCCLFFM_DEVICE ncclResult_t ncclDevHierarchicalAllReduce(Coop coop, const DevComm &comm, const void *sendbuff, void *recvbuff, size_t count, int datatype, int op, int ranksPerGroup, int channel) {
+  Call call = makeCall(ncclFfmFunctionHierarchicalAllReduce, sendbuff, recvbuff, count, datatype, op, ranksPerGroup, 0);
+  return callBy(coop, comm, call, channel);
+}
+
+NCCLFFM_DEVICE ncclResult_t ncclDevHierarchicalAllReduce(const DevComm &comm, const void *sendbuff, void *recvbuff, size_t count, int datatype, int op, int ranksPerGroup, int channel) {
+  return ncclDevHierarchicalAllReduce(CoopBlock(), comm, sendbuff, recvbuff, count, datatype, op, ranksPerGroup, channel);
+}
+
+template <class Coop>
+NCCLFFM_DEVICE ncclResult_t ncclDevSend(Coop coop, const DevComm &comm, const void *buff, size_t count, int datatype,
+                                        int peer, int channel) {
+  Call call = makeCall(ncclFfmFunctionSend, buff, nullptr, count, datatype, ncclSum, peer, 0);
+  return callBy(coop, comm, call, channel);
+}
+
+NCCLFFM_DEVICE ncclResult_t ncclDevSend(const DevComm &comm, const void *buff, size_t count, int datatype, int peer,
+                                        int channel) {
+  return ncclDevSend(CoopBlock(), comm, buff, count, datatype, peer, channel);
+}
+
+template <class Coop>
+NCCLFFM_DEVICE ncclResult_t ncclDevRecv(Coop coop, const DevComm &comm, void *buff, size_t count, int datatype,
+                                        int peer, int channel) {
+  Call call = makeCall(ncclFfmFunctionRecv, nullptr, buff, count, datatype, ncclSum, 0, peer);
+  return callBy(coop, comm, call, channel);
+}
+
+NCCLFFM_DEVICE ncclResult_t ncclDevRecv(const DevComm &comm, void *buff, size_t count, int datatype, int peer,
+                                        int channel) {
+  return ncclDevRecv(CoopBlock(), comm, buff, count, datatype, peer, channel);
+}
+
+template <class Coop>
+NCCLFFM_DEVICE ncclResult_t ncclDevSendRecv(Coop coop, const DevComm &comm, const void *sendbuff, int to,
+                                            void *recvbuff, int from, size_t count, int datatype, int channel) {
+  Call call = makeCall(ncclFfmFunctionSendRecv, sendbuff, recvbuff, count, datatype, ncclSum, to, from);
+  return callBy(coop, comm, call, channel);
 }
 
 }  // namespace ncclffm

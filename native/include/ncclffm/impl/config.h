@@ -6,7 +6,11 @@
 #ifdef __CUDACC_RTC__
 // NVRTC has no system headers. The same types as libcu++ declares there, so that both can be included.
 typedef signed int int32_t;
+typedef unsigned char uint8_t;
+typedef signed char int8_t;
+typedef unsigned short uint16_t;
 typedef unsigned int uint32_t;
+typedef signed long long int64_t;
 typedef unsigned long long uint64_t;
 typedef unsigned long long uintptr_t;
 #else
@@ -16,9 +20,12 @@ typedef unsigned long long uintptr_t;
 
 #ifdef __CUDACC__
 #define NCCLFFM_DEVICE __device__ __forceinline__
+// What moves so much, or is called so rarely, that a call costs nothing: kernels stay small.
+#define NCCLFFM_DEVICE_CALL __device__ __noinline__ inline
 #define NCCLFFM_UNROLL _Pragma("unroll")
 #else
 #define NCCLFFM_DEVICE inline
+#define NCCLFFM_DEVICE_CALL inline
 #define NCCLFFM_UNROLL
 #endif
 

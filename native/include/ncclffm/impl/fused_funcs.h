@@ -19,23 +19,28 @@ NCCLFFM_DEVICE float SqrtAbs::operator()(float x) const {
 template <class Coop, class Prologue, class Epilogue>
 NCCLFFM_DEVICE ncclResult_t fusedAllReduce(ChannelSession<Coop> &session, const float *sendbuff, float *recvbuff,
                                            size_t count, Prologue prologue, Epilogue epilogue) {
-  return allReduceOneShotLL<float, Sum<float>>(session, sendbuff, recvbuff, count, prologue, epilogue);
+  if (session.result() != ncclSuccess) return session.result();
+  const DevComm &comm = session.comm();
+  Call call = makeCall(ncclFfmFunctionAllReduce, sendbuff, recvbuff, count, ncclFloat32, ncclSum, 0, 0);
+  call.protocol = ncclFfmProtocolLL;
+  call.algorithm = ncclFfmAlgorithmOneShot;
+  if (problemOf(comm, call, session.coop().size()) != Problem::kNone) return ncclInvalidArgument;
+  if (count == 0) return ncclSuccess;
+  const CallContext context = {ncclSum, comm.nRanks, sizeof(float), hashOf(call, count)};
+  char *in = const_cast<char *>(reinterpret_cast<const char *>(sendbuff)), *out = reinterpret_cast<char *>(recvbuff);
+  const uint64_t bytes = count * sizeof(float);
+  return runStepOfLines<LL, float>(session, stepOf(comm, call, {in, out, bytes, bytes}, 0), context, prologue,
+                                   epilogue);
 }
-
-// Shares are whole cache lines of the GPU, so that aligned buffers stay aligned in every block.
-constexpr size_t kShareUnit = 128 / sizeof(float);
 
 template <class Coop, class Prologue, class Epilogue>
 NCCLFFM_DEVICE ncclResult_t fusedAllReduceKernel(Coop coop, const DevComm &comm, int block, int nBlocks,
                                                  ncclFfmFunction function, const float *sendbuff, float *recvbuff,
                                                  size_t count, Prologue prologue, Epilogue epilogue) {
-  size_t units = count / kShareUnit + (count % kShareUnit != 0);
-  size_t share = (units / nBlocks + (units % nBlocks != 0)) * kShareUnit;
-  size_t first = share * block;
-  if (first >= count) return ncclSuccess;
-  size_t n = count - first < share ? count - first : share;
+  const BlockShare share = shareOf(count, sizeof(float), block, nBlocks);
+  if (share.count == 0) return ncclSuccess;
   ChannelSession<Coop> session(coop, comm, block, function);
-  return fusedAllReduce(session, sendbuff + first, recvbuff + first, n, prologue, epilogue);
+  return fusedAllReduce(session, sendbuff + share.first, recvbuff + share.first, share.count, prologue, epilogue);
 }
 
 }  // namespace ncclffm

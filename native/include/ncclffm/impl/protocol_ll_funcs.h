@@ -4,49 +4,26 @@
 
 namespace ncclffm {
 
-NCCLFFM_DEVICE LLLine packLine(LLPayload payload, uint32_t epoch) {
-  uint64_t flag = static_cast<uint64_t>(epoch) << 32;
-  return {{flag | payload.data[0], flag | payload.data[1]}};
+NCCLFFM_DEVICE void LL::put(char *slot, uint32_t unit, const uint64_t (&words)[kWords], uint32_t flag) {
+  const uint64_t high = static_cast<uint64_t>(flag) << 32;
+  storeVec16RelaxedSys(reinterpret_cast<Vec16 *>(slot) + unit, {{high | (words[0] & 0xffffffffu), high | words[0] >> 32}});
 }
 
-NCCLFFM_DEVICE LLPayload unpackLine(const LLLine &line) {
-  return {{static_cast<uint32_t>(line.pair[0]), static_cast<uint32_t>(line.pair[1])}};
+NCCLFFM_DEVICE LL::Line LL::poll(const char *slot, uint32_t unit) {
+  return {loadVec16RelaxedSys(reinterpret_cast<const Vec16 *>(slot) + unit)};
 }
 
-NCCLFFM_DEVICE bool isComplete(const LLLine &line, uint32_t epoch) {
-  return static_cast<uint32_t>(line.pair[0] >> 32) == epoch &&
-         (!holds(Rule::kBothFlags) || static_cast<uint32_t>(line.pair[1] >> 32) == epoch);
+NCCLFFM_DEVICE bool LL::isComplete(const Line &line, uint32_t, uint32_t flag) {
+  return static_cast<uint32_t>(line.vec.word[0] >> 32) == flag &&
+         (!holds(Rule::kBothFlags) || static_cast<uint32_t>(line.vec.word[1] >> 32) == flag);
 }
 
-// Pointers that never change while a kernel runs: they may stay in the first-level cache.
-NCCLFFM_DEVICE LLLine *windowOf(const DevComm &comm, int rank) {
-#ifdef __CUDACC__
-  return reinterpret_cast<LLLine *>(__ldg(reinterpret_cast<const unsigned long long *>(comm.peers) + rank));
-#else
-  return static_cast<LLLine *>(comm.peers[rank]);
-#endif
+NCCLFFM_DEVICE LL::Line LL::reload(const char *, uint32_t, const Line &complete) {
+  return complete;
 }
 
-NCCLFFM_DEVICE LLSlots::LLSlots(const DevComm &comm, const Site &site) : comm_(comm) {
-  uint64_t half = holds(Rule::kDoubleBuffer) ? site.epoch % 2 : 0;
-  uint64_t firstSlot = (static_cast<uint64_t>(site.channel) * 2 + half) * static_cast<uint64_t>(comm.nRanks);
-  inbox_ = windowOf(comm, comm.rank) + firstSlot * comm.linesPerSlot;
-  outIndex_ = (firstSlot + static_cast<uint64_t>(comm.rank)) * comm.linesPerSlot;
-}
-
-NCCLFFM_DEVICE void LLSlots::put(int peer, uint32_t index, LLLine line) const {
-  storeLineRelaxedSys(windowOf(comm_, peer) + outIndex_ + index, line);
-}
-
-NCCLFFM_DEVICE LLLine LLSlots::poll(int peer, uint32_t index) const {
-  return loadLineRelaxedSys(inbox_ + static_cast<uint64_t>(peer) * comm_.linesPerSlot + index);
-}
-
-NCCLFFM_DEVICE void LLSlots::clear(uint32_t threadRank, uint32_t groupSize) const {
-  for (int peer = 0; peer < comm_.nRanks; ++peer) {
-    LLLine *slot = inbox_ + static_cast<uint64_t>(peer) * comm_.linesPerSlot;
-    for (uint32_t i = threadRank; i < comm_.linesPerSlot; i += groupSize) storeLineRelaxedSys(slot + i, {{0, 0}});
-  }
+NCCLFFM_DEVICE void LL::unpack(const Line &line, uint64_t (&words)[kWords]) {
+  words[0] = (line.vec.word[0] & 0xffffffffu) | line.vec.word[1] << 32;
 }
 
 }  // namespace ncclffm

@@ -1,12 +1,14 @@
 // What a test build may change in the protocols: it can shrink the epoch, so that wraps are reached, break one rule on
-// purpose, to show that the tests notice, and stall between two steps. A normal build defines none of these macros.
+// purpose, to show that the tests notice (NCCLFFM_BROKEN_RULE, or NCCLFFM_RULES_AT_RUN_TIME), and stall between two
+// steps. A normal build defines none of these macros.
 #ifndef NCCLFFM_IMPL_RULES_H_
 #define NCCLFFM_IMPL_RULES_H_
 
 #include "config.h"
 
+// Of an epoch, the bits in the flag of a line (LL, LL128): the rest of the flag is a hash.
 #ifndef NCCLFFM_EPOCH_BITS
-#define NCCLFFM_EPOCH_BITS 32
+#define NCCLFFM_EPOCH_BITS 16
 #endif
 
 #ifndef NCCLFFM_BROKEN_RULE
@@ -21,19 +23,34 @@ namespace ncclffm {
 
 enum class Rule {
   kNone,
-  kDoubleBuffer,  // consecutive exchanges use different halves of the window
-  kClearOnWrap,   // lines of the previous lap of the epoch are cleared before it starts again
-  kAdvanceEpoch,  // the kernel stores the epoch that it reached
-  kBothFlags,     // an LL line is complete when both of its flags are
-  kBusyChannel,   // a channel serves one collective at a time
+  kAdvanceEpoch,    // the kernel stores the epoch that it reached
+  kOnTheCircle,     // epochs in letters are compared on the circle
+  kDoubleBuffer,    // consecutive exchanges use different halves of the window
+  kClearOnWrap,     // lines of the previous lap of the epoch are cleared before it starts again
+  kBothFlags,       // an LL line is complete when both of its flags are
+  kWholeLine,       // an LL128 line is read after its flag was seen
+  kDataBeforeFlag,  // Simple's flag is stored after the data of the whole group
+  kCredits,         // a send waits until its slot has been read
+  kBusyChannel,     // a channel serves one collective at a time
+  kCompareHash,     // ranks that call different things are told so
+  kReadBeforeEnd,   // an exchange ends when all threads have read what came in
+  kCheckOverlap,    // buffers that overlap are refused
+  kScalarTail,      // what is left of a buffer after its last whole word is moved element by element
 };
 
+#ifdef NCCLFFM_RULES_AT_RUN_TIME
+// One build of a test that breaks one rule after the other.
+inline Rule brokenRule = Rule::kNone;
+inline bool holds(Rule rule) {
+  return rule != brokenRule;
+}
+#else
 NCCLFFM_DEVICE constexpr bool holds(Rule rule) {
   return rule != Rule::NCCLFFM_BROKEN_RULE;
 }
+#endif
 
-static_assert(NCCLFFM_EPOCH_BITS >= 3 && NCCLFFM_EPOCH_BITS <= 32, "an epoch has 3 to 32 bits");
-constexpr uint32_t kMaxEpoch = 0xffffffffu >> (32 - NCCLFFM_EPOCH_BITS);
+static_assert(NCCLFFM_EPOCH_BITS >= 3 && NCCLFFM_EPOCH_BITS <= 16, "a flag has 3 to 16 bits of epoch");
 
 }  // namespace ncclffm
 

@@ -26,8 +26,8 @@ NCCLFFM_DEVICE ncclResult_t failureOf(const DevComm &comm) {
   return static_cast<ncclResult_t>(loadRelaxedGpu(&comm.channels[0].failed));
 }
 
-NCCLFFM_DEVICE ncclResult_t fail(const DevComm &comm, const Site &site, ncclResult_t code, int peer,
-                                 uint64_t waitedNs) {
+NCCLFFM_DEVICE_CALL ncclResult_t fail(const DevComm &comm, Site site, ncclResult_t code, int peer,
+                                      uint64_t waitedNs) {
   // The claim is a word in device memory: few PCs have atomics over PCIe, which one in the status record would need.
   uint32_t first = compareAndSwapRelaxedGpu(&comm.channels[0].failed, ncclSuccess, code);
   if (first != ncclSuccess) return static_cast<ncclResult_t>(first);
@@ -43,20 +43,38 @@ NCCLFFM_DEVICE ncclResult_t fail(const DevComm &comm, const Site &site, ncclResu
   return code;
 }
 
-template <class Missing>
-NCCLFFM_DEVICE ncclResult_t waitFor(const DevComm &comm, const Site &site, Missing missing) {
+// What ends a wait before it is over. letter: of the peer, or null.
+NCCLFFM_DEVICE_CALL ncclResult_t reasonToStop(const DevComm &comm, Site site, const uint64_t *letter, int peer,
+                                              uint64_t waitedNs) {
+  ncclResult_t failure = failureOf(comm);
+  if (failure != ncclSuccess) return failure;
+  if (holds(Rule::kCompareHash) && letter != nullptr) {
+    uint64_t epochAndHash = loadRelaxedSys(letter);
+    if (static_cast<uint32_t>(epochAndHash) == site.epoch && static_cast<uint32_t>(epochAndHash >> 32) != site.hash) {
+      return fail(comm, site, ncclInvalidUsage, peer, waitedNs);
+    }
+  }
+  if (loadRelaxedSys(&comm.status->abort) != 0) return fail(comm, site, ncclRemoteError, peer, waitedNs);
+  if (comm.timeoutNs != 0 && waitedNs >= comm.timeoutNs) return fail(comm, site, ncclTimeout, peer, waitedNs);
+  return ncclSuccess;
+}
+
+template <class Lanes, class LetterOf, class Missing>
+NCCLFFM_DEVICE ncclResult_t waitFor(Lanes lanes, const DevComm &comm, const Site &site, LetterOf letterOf,
+                                    Missing missing) {
   uint64_t startNs = 0;
   for (uint32_t polls = 1;; ++polls) {
     int peer = missing();
-    if (peer == kNobody) return ncclSuccess;
+    if (lanes.all(peer == kNobody)) return ncclSuccess;
     if (polls % kPollsPerCheck == 0) {
-      ncclResult_t failure = failureOf(comm);
-      if (failure != ncclSuccess) return failure;
-      uint64_t now = nowNs();
-      if (startNs == 0) startNs = now;
-      uint64_t waitedNs = now - startNs;
-      if (loadRelaxedSys(&comm.status->abort) != 0) return fail(comm, site, ncclRemoteError, peer, waitedNs);
-      if (comm.timeoutNs != 0 && waitedNs >= comm.timeoutNs) return fail(comm, site, ncclTimeout, peer, waitedNs);
+      ncclResult_t reason = ncclSuccess;
+      if (peer != kNobody) {
+        uint64_t now = nowNs();
+        if (startNs == 0) startNs = now;
+        reason = reasonToStop(comm, site, letterOf(peer), peer, now - startNs);
+      }
+      reason = static_cast<ncclResult_t>(lanes.max(reason));
+      if (reason != ncclSuccess) return reason;
     }
     if (polls >= kPollsBeforePause) {
       pauseNs(kPauseNs);

@@ -1,0 +1,303 @@
+// What a collective takes inside a running kernel, in one launch, and by NCCL, in one run: the CUDA twin of the device
+// route's benchmarks. Ranks are threads of this process, rank r on GPU r % GPUS; buffers and windows are plain device
+// memory. NCCL is the library that NCCLFFM_NCCL names; without it, its columns are empty.
+//
+//   NCCLFFM_NCCL=/path/to/libnccl.so.2 device_route [GPUS]
+//
+// Figures are medians, in microseconds an operation; "in kernel" is the slowest block of the slowest rank.
+#include <dlfcn.h>
+
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+
+#include "../../../../native/test/device/cuda_world.h"
+
+namespace {
+
+constexpr size_t kMaxCount = (64 << 20) / sizeof(float) + 64;
+
+// The subset of nccl.h that is called.
+struct UniqueId {
+  char bytes[128];
+};
+struct Nccl {
+  int (*getUniqueId)(UniqueId *) = nullptr;
+  int (*commInitRank)(void **, int, UniqueId, int) = nullptr;
+  int (*allReduce)(const void *, void *, size_t, int, int, void *, cudaStream_t) = nullptr;
+  int (*memAlloc)(void **, size_t) = nullptr;
+  int (*memFree)(void *) = nullptr;
+  int (*windowRegister)(void *, void *, size_t, void **, int) = nullptr;
+  int (*windowDeregister)(void *, void *) = nullptr;
+  int (*commAbort)(void *) = nullptr;
+  int (*getVersion)(int *) = nullptr;
+  const char *(*getErrorString)(int) = nullptr;
+};
+Nccl nccl;
+
+void loadNccl() {
+  const char *path = getenv("NCCLFFM_NCCL");
+  void *library = path == nullptr ? nullptr : dlopen(path, RTLD_NOW | RTLD_GLOBAL);
+  if (library == nullptr) {
+    printf("without NCCL: %s\n", path == nullptr ? "NCCLFFM_NCCL is not set" : dlerror());
+    return;
+  }
+  auto find = [&](auto &function, const char *name) {
+    function = reinterpret_cast<std::decay_t<decltype(function)>>(dlsym(library, name));
+  };
+  find(nccl.getUniqueId, "ncclGetUniqueId");
+  find(nccl.commInitRank, "ncclCommInitRank");
+  find(nccl.allReduce, "ncclAllReduce");
+  find(nccl.memAlloc, "ncclMemAlloc");
+  find(nccl.memFree, "ncclMemFree");
+  find(nccl.windowRegister, "ncclCommWindowRegister");
+  find(nccl.windowDeregister, "ncclCommWindowDeregister");
+  find(nccl.commAbort, "ncclCommAbort");
+  find(nccl.getVersion, "ncclGetVersion");
+  find(nccl.getErrorString, "ncclGetErrorString");
+  int version = 0;
+  nccl.getVersion(&version);
+  printf("NCCL %d\n", version);
+}
+
+void checked(int code, const char *call) {
+  if (code == 0) return;
+  fprintf(stderr, "FAILED: %s: %d: %s\n", call, code, nccl.getErrorString(code));
+  exit(1);
+}
+#define NCCL(call) checked(call, #call)
+
+// All ranks' threads meet.
+class Meeting {
+ public:
+  explicit Meeting(int n) : n_(n) {}
+  void wait() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    const int generation = generation_;
+    if (++arrived_ == n_) {
+      arrived_ = 0;
+      ++generation_;
+      changed_.notify_all();
+    } else {
+      changed_.wait(lock, [&] { return generation_ != generation; });
+    }
+  }
+
+ private:
+  const int n_;
+  int arrived_ = 0, generation_ = 0;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+};
+
+double nowUs() {
+  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+void onThreads(int n, const std::function<void(int)> &body) {
+  std::vector<std::thread> threads;
+  for (int r = 0; r < n; ++r) threads.emplace_back(body, r);
+  for (std::thread &thread : threads) thread.join();
+}
+
+// Launches `times` operations back to back on every rank, then waits; the median over repetitions, of the slowest rank.
+double backToBack(World &world, int times, int repetitions, const std::function<void(int)> &operation) {
+  const int n = world.size();
+  Meeting meeting(n);
+  std::vector<std::vector<double>> us(n);
+  onThreads(n, [&](int r) {
+    World::use(r);
+    for (int i = 0; i < 3; ++i) operation(r);
+    CUDA(cudaStreamSynchronize(world.ranks[r].stream));
+    for (int k = 0; k < repetitions; ++k) {
+      meeting.wait();
+      const double start = nowUs();
+      for (int i = 0; i < times; ++i) operation(r);
+      CUDA(cudaStreamSynchronize(world.ranks[r].stream));
+      us[r].push_back((nowUs() - start) / times);
+    }
+  });
+  std::vector<double> slowest;
+  for (int k = 0; k < repetitions; ++k) {
+    double most = 0;
+    for (int r = 0; r < n; ++r) most = std::max(most, us[r][k]);
+    slowest.push_back(most);
+  }
+  for (const Rank &rank : world.ranks) {
+    if (rank.status->code != 0) {
+      fprintf(stderr, "FAILED: status %u, function %u, rank %d, peer %d, channel %d, epoch %u\n", rank.status->code,
+              rank.status->function, rank.status->rank, rank.status->peer, rank.status->channel, rank.status->epoch);
+      exit(1);
+    }
+  }
+  return median(slowest);
+}
+
+// Each block all-reduces its own slice, again and again, holding the channel. The first time is not measured: it waits
+// for everybody.
+__global__ void __launch_bounds__(512, 1)
+    loopKernel(const __grid_constant__ DevComm comm, const float *send, float *recv, size_t perBlock, int times,
+               uint64_t *ns) {
+  if (times == 0) return;
+  const float *in = send + perBlock * blockIdx.x;
+  float *out = recv + perBlock * blockIdx.x;
+  ChannelSession<CoopBlock> session(CoopBlock(), comm, static_cast<int>(blockIdx.x), ncclFfmFunctionAllReduce);
+  uint64_t start = 0;
+  ncclResult_t r = ncclSuccess;
+  for (int i = 0; i <= times && r == ncclSuccess; ++i) {
+    r = ncclDevAllReduce(session, in, out, perBlock, ncclFloat32, ncclSum);
+    if (i == 0) start = nowNs();
+  }
+  if (threadIdx.x == 0) ns[blockIdx.x] = nowNs() - start;
+}
+
+double inKernel(World &world, size_t bytes, int blocks, int threads, uint32_t protocol, uint32_t algorithm) {
+  constexpr int kRepetitions = 9;
+  const int times = bytes > (256 << 10) ? 200 : 2000;
+  const size_t perBlock = bytes / sizeof(float) / blocks;
+  std::vector<double> us;
+  for (int k = 0; k < kRepetitions; ++k) {
+    world.onEach([&](Rank &rank, int) {
+      DevComm comm = rank.comm;
+      comm.protocol = protocol;
+      comm.algorithm = algorithm;
+      loopKernel<<<blocks, threads, 0, rank.stream>>>(comm, rank.send, rank.recv, perBlock, times, rank.ns);
+    });
+    world.synchronize();
+    uint64_t slowest = 0;
+    for (const Rank &rank : world.ranks) {
+      check(rank.status->code == 0, "in kernel: status", rank.status->code, rank.status->peer, rank.status->epoch);
+      for (int b = 0; b < blocks; ++b) slowest = std::max(slowest, rank.ns[b]);
+    }
+    us.push_back(static_cast<double>(slowest) / 1000 / times);
+  }
+  return median(us);
+}
+
+struct Way {
+  uint32_t protocol, algorithm;
+  const char *name;
+};
+constexpr Way kWays[] = {{1, 1, "LL one-shot"},     {1, 2, "LL two-shot"},     {1, 3, "LL ring"},
+                         {2, 1, "LL128 one-shot"},  {2, 2, "LL128 two-shot"},  {2, 3, "LL128 ring"},
+                         {3, 1, "Simple one-shot"}, {3, 2, "Simple two-shot"}, {3, 3, "Simple ring"},
+                         {3, 2, "zero-copy"},       {0, 0, "auto"}};
+
+ncclFfmCall callOf(const Rank &rank, size_t count, const Way &way, int blocks, size_t offset = 0) {
+  ncclFfmCall call = {};
+  call.function = ncclFfmFunctionAllReduce;
+  call.datatype = ncclFloat32;
+  call.op = ncclSum;
+  call.count = count;
+  call.protocol = way.protocol;
+  call.algorithm = way.algorithm;
+  call.blocks = blocks;
+  call.sendbuff = rank.send + offset;
+  call.recvbuff = rank.recv + offset;
+  if (strcmp(way.name, "zero-copy") == 0) {
+    call.send = {rank.sends, kMaxCount * sizeof(float), offset * sizeof(float)};
+    call.recv = {rank.recvs, kMaxCount * sizeof(float), offset * sizeof(float)};
+  }
+  return call;
+}
+
+double oneLaunch(World &world, size_t bytes, const Way &way, int blocks, size_t offset = 0) {
+  const bool large = bytes > (4 << 20);
+  return backToBack(world, large ? 10 : 50, large ? 15 : 21, [&](int r) {
+    const Rank &rank = world.ranks[r];
+    const ncclFfmCall call = callOf(rank, bytes / sizeof(float), way, blocks, offset);
+    SHIM(ncclFfmLaunch(&rank.comm, &call, rank.stream));
+  });
+}
+
+struct Communicators {
+  explicit Communicators(World &world) : comms(world.size()), windows(world.size()), buffers(world.size()) {
+    if (nccl.allReduce == nullptr) return;
+    UniqueId id;
+    NCCL(nccl.getUniqueId(&id));
+    onThreads(world.size(), [&](int r) {
+      World::use(r);
+      NCCL(nccl.commInitRank(&comms[r], world.size(), id, r));
+      const size_t bytes = 2 * kMaxCount * sizeof(float);
+      NCCL(nccl.memAlloc(&buffers[r], bytes));
+      NCCL(nccl.windowRegister(comms[r], buffers[r], bytes, &windows[r], 1));
+    });
+    world.synchronize();
+  }
+  void abort() {
+    if (nccl.allReduce == nullptr) return;
+    onThreads(static_cast<int>(comms.size()), [&](int r) {
+      World::use(r);
+      nccl.commAbort(comms[r]);
+    });
+  }
+  std::vector<void *> comms, windows, buffers;
+};
+
+void measure(int nRanks) {
+  World world(nRanks, 20000 * kMs, kMaxCount, [](const Rank &rank) {
+    loopKernel<<<1, 32, 0, rank.stream>>>(rank.comm, nullptr, nullptr, 0, 0, nullptr);
+  });
+  Communicators communicators(world);
+  auto byNccl = [&](size_t bytes, bool symmetric) {
+    if (nccl.allReduce == nullptr) return 0.0;
+    const bool large = bytes > (4 << 20);
+    return backToBack(world, large ? 10 : 50, large ? 15 : 21, [&](int r) {
+      const Rank &rank = world.ranks[r];
+      const float *send = symmetric ? static_cast<float *>(communicators.buffers[r]) : rank.send;
+      float *recv = symmetric ? static_cast<float *>(communicators.buffers[r]) + kMaxCount : rank.recv;
+      NCCL(nccl.allReduce(send, recv, bytes / sizeof(float), ncclFloat32, ncclSum, communicators.comms[r], rank.stream));
+    });
+  };
+  printf("\n== %d ranks on %d GPUs, float32 sum ==\n", nRanks, gpus);
+  printf("%10s %12s %12s\n", "bytes", "NCCL", "symmetric");
+  for (size_t bytes : {512u, 4096u, 65536u, 1u << 20, 64u << 20}) {
+    printf("%10zu %12.2f %12.2f\n", bytes, byNccl(bytes, false), byNccl(bytes, true));
+  }
+  printf("in kernel, on one session: bytes, way, blocks x threads\n");
+  for (size_t bytes : {8u, 512u, 4096u, 65536u, 1u << 20}) {
+    for (const Way &way : kWays) {
+      if (strcmp(way.name, "zero-copy") == 0 || (bytes < 65536 && way.algorithm == 3)) continue;
+      for (int blocks : {1, 4, 16}) {
+        if (bytes / blocks < 512 && blocks > 1) continue;
+        if (bytes >= 65536 && blocks < 4) continue;
+        for (int threads : {128, 512}) {
+          if (bytes / blocks / 8 > 256 && threads < 512) continue;
+          printf("%10zu %-16s %2d x %3d %10.2f\n", bytes, way.name, blocks, threads,
+                 inKernel(world, bytes, blocks, threads, way.protocol, way.algorithm));
+        }
+      }
+    }
+  }
+  printf("one launch each, 16 blocks at most: bytes, way\n");
+  for (size_t bytes : {4096u, 65536u, 262144u, 1u << 20, 4u << 20, 64u << 20}) {
+    for (const Way &way : kWays) {
+      if (bytes > (4 << 20) && way.algorithm == 1) continue;
+      printf("%10zu %-16s %10.2f\n", bytes, way.name, oneLaunch(world, bytes, way, bytes < 65536 ? 0 : 16));
+    }
+  }
+  printf("misaligned by 4 bytes, 1 MiB, one launch each: aligned, misaligned, ratio\n");
+  for (const Way &way : kWays) {
+    const double aligned = oneLaunch(world, 1 << 20, way, 16), misaligned = oneLaunch(world, 1 << 20, way, 16, 1);
+    printf("%-16s %10.2f %10.2f %6.2f\n", way.name, aligned, misaligned, misaligned / aligned);
+  }
+  communicators.abort();
+}
+
+}  // namespace
+
+int main(int argc, char **argv) {
+  setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 0);
+  setenv("NCCL_NVLS_ENABLE", "0", 0);
+  begin(argc, argv);
+  loadNccl();
+  std::vector<int> sizes = {2, 4, 8};
+  if (argc > 2) sizes = {atoi(argv[2])};
+  for (int nRanks : sizes) measure(nRanks);
+  return failures == 0 ? 0 : 1;
+}

@@ -1,0 +1,417 @@
+// One step of a collective: every rank of a team gives parts to others of it, and gets theirs, to keep or to reduce; in
+// as many exchanges as the slots ask for. All collectives are sequences of steps (impl/plans.h).
+#ifndef NCCLFFM_IMPL_EXCHANGE_H_
+#define NCCLFFM_IMPL_EXCHANGE_H_
+
+#include "../channel.h"
+#include "../protocol_ll.h"
+#include "../protocol_ll128.h"
+#include "reduce_spans.h"
+
+namespace ncclffm {
+
+// Some ranks, evenly spaced, and this rank's number among them.
+struct Team {
+  int first;
+  int stride;
+  int size;
+  int self;
+
+  NCCLFFM_DEVICE int rank(int member) const { return first + member * stride; }
+  // The member that a rank is, kNobody if it is none.
+  NCCLFFM_DEVICE int memberOf(int rank) const {
+    const int distance = rank - first;
+    if (stride == 1) return distance >= 0 && distance < size ? distance : kNobody;
+    return distance >= 0 && distance % stride == 0 && distance / stride < size ? distance / stride : kNobody;
+  }
+  // The k-th after this one, around the ring: starting at the next spreads the load over the links.
+  NCCLFFM_DEVICE int after(int k) const { return self + k < size ? self + k : self + k - size; }
+};
+
+// A buffer in parts, one for each member of a team: part k from k * stride on, at most `bytes` long, and not beyond
+// total. With stride 0 every member's part is the same.
+struct Parts {
+  char *base;
+  uint64_t stride;
+  uint64_t bytes;
+  uint64_t total;
+
+  NCCLFFM_DEVICE uint64_t lengthOf(int k) const {
+    const uint64_t start = static_cast<uint64_t>(k) * stride, left = start < total ? total - start : 0;
+    return left < bytes ? left : bytes;
+  }
+  NCCLFFM_DEVICE char *of(int k) const { return base + static_cast<uint64_t>(k) * stride; }
+  // What of part k goes in the exchange that starts at `done`.
+  NCCLFFM_DEVICE MutableSpan chunk(int k, uint64_t done, uint64_t capacity, uint32_t elementBytes) const {
+    const uint64_t length = lengthOf(k), left = done < length ? length - done : 0;
+    return {of(k) + done, left < capacity ? left : capacity, elementBytes};
+  }
+};
+
+constexpr int kEverybody = -1;
+
+struct Step {
+  Team team;
+  Parts send;  // send.bytes, the same on every rank, says how many exchanges there are
+  int to;      // the member that gets its part, or kEverybody
+  int from;    // the member that gives, or kEverybody; always so where the step reduces
+  // Kept: part k is what member k gave. Reduced: base is where the sum of what all gave to this member goes.
+  Parts recv;
+  bool reduces;
+  bool finishes;  // the reduction of the whole collective ends with this step
+
+  // Whether member `giver` gives its part to another, or would to itself.
+  NCCLFFM_DEVICE bool gives(int giver, int taker) const {
+    return (to == kEverybody || to == taker) && (from == kEverybody || from == giver);
+  }
+};
+
+// What the steps of a call have in common.
+struct CallContext {
+  int op;
+  int nRanks;
+  uint32_t elementBytes;
+  uint32_t hash;
+};
+
+NCCLFFM_DEVICE ConstSpan asConst(const MutableSpan &span) {
+  return {span.base, span.bytes, span.elementBytes};
+}
+
+// Bytes that member m gives to this one in an exchange.
+NCCLFFM_DEVICE uint64_t incoming(const Step &step, int m, uint64_t done, uint64_t capacity) {
+  if (!step.gives(m, step.team.self)) return 0;
+  return step.reduces ? step.send.chunk(step.team.self, done, capacity, 1).bytes
+                      : step.recv.chunk(m, done, capacity, 1).bytes;
+}
+
+// Waits for the ranks that give nothing in this exchange to have begun it.
+template <class Coop>
+NCCLFFM_DEVICE ncclResult_t waitForTheSilent(const ChannelSession<Coop> &session, const Step &step, uint64_t done,
+                                             uint64_t capacity) {
+  const DevComm &comm = session.comm();
+  // In a one-shot all-reduce, everybody gives everybody as much.
+  if (step.reduces && step.send.stride == 0 && step.to == kEverybody && step.team.size == comm.nRanks) {
+    return ncclSuccess;
+  }
+  auto letterOf = [&](int peer) { return session.begun(peer); };
+  for (int peer = static_cast<int>(session.coop().rank()); peer < comm.nRanks;
+       peer += static_cast<int>(session.coop().size())) {
+    const int member = step.team.memberOf(peer);
+    if (peer == comm.rank || (member != kNobody && incoming(step, member, done, capacity) != 0)) continue;
+    Letter letter = 0;
+    const ncclResult_t result = waitFor(Alone(), comm, session.site(), letterOf, [&] {
+      letter = loadRelaxedSys(session.begun(peer));
+      return hasCome(letter, session.site().epoch) ? kNobody : peer;
+    });
+    if (result != ncclSuccess) return result;
+    // Whoever went on after a call of its own would leave the others to time out.
+    if (holds(Rule::kCompareHash) && static_cast<uint32_t>(letter) == session.site().epoch &&
+        letter != makeLetter(session.site())) {
+      return fail(comm, session.site(), ncclInvalidUsage, peer, 0);
+    }
+  }
+  return ncclSuccess;
+}
+
+template <class P, class T, class Prologue>
+NCCLFFM_DEVICE void loadUnit(const ConstSpan &span, uint32_t alignment, uint32_t unit, Prologue prologue,
+                             uint64_t (&words)[P::kWords]) {
+  NCCLFFM_UNROLL
+  for (int w = 0; w < P::kWords; ++w) {
+    words[w] = w < P::wordsOf(unit) ? mapWord<T>(loadWord(span, alignment, P::firstWord(unit) + w), prologue) : 0;
+  }
+}
+
+template <class P, class T, class Epilogue>
+NCCLFFM_DEVICE void storeUnit(const MutableSpan &span, uint32_t alignment, uint32_t unit, Epilogue epilogue,
+                              const uint64_t (&words)[P::kWords]) {
+  NCCLFFM_UNROLL
+  for (int w = 0; w < P::kWords; ++w) {
+    if (w < P::wordsOf(unit)) storeWord(span, alignment, P::firstWord(unit) + w, mapWord<T>(words[w], epilogue));
+  }
+}
+
+NCCLFFM_DEVICE uint32_t wordsIn(const MutableSpan &span) {
+  return static_cast<uint32_t>((span.bytes + 7) / 8);
+}
+
+// Waits for a unit of one peer.
+template <class P, class LetterOf>
+NCCLFFM_DEVICE ncclResult_t awaitUnit(const DevComm &comm, const Site &site, LetterOf letterOf, int peer,
+                                      const char *slot, uint32_t unit, uint64_t (&words)[P::kWords]) {
+  const uint32_t flag = flagOf(site);
+  typename P::Line line = {};
+  const ncclResult_t result = waitFor(typename P::Lanes(), comm, site, letterOf, [&] {
+    if (!P::isComplete(line, unit, flag)) line = P::poll(slot, unit);
+    return P::isComplete(line, unit, flag) ? kNobody : peer;
+  });
+  if (result == ncclSuccess) P::unpack(P::reload(slot, unit, line), words);
+  return result;
+}
+
+// A unit of the result: this member's words and those of all others, in the order of the team.
+template <class P, class T, class Coop>
+NCCLFFM_DEVICE ncclResult_t reduceUnit(const ChannelSession<Coop> &session, const Team &team, const char *inbox,
+                                       uint32_t unit, const Reduction &reduction, uint64_t (&words)[P::kWords]) {
+  const DevComm &comm = session.comm();
+  const uint32_t flag = flagOf(session.site());
+  WordReducer<T> sum[P::kWords];
+  auto letterOf = [&](int peer) { return session.begun(peer); };
+  if (team.size == 2) {
+    const int peer = team.rank(1 - team.self);
+    uint64_t theirs[P::kWords];
+    const ncclResult_t result = awaitUnit<P>(comm, session.site(), letterOf, peer,
+                                             inbox + static_cast<uint64_t>(peer) * comm.slotBytes, unit, theirs);
+    NCCLFFM_UNROLL
+    for (int w = 0; w < P::kWords; ++w) {
+      sum[w].start(team.self == 0 ? words[w] : theirs[w]);
+      sum[w].add(team.self == 0 ? theirs[w] : words[w], reduction.op);
+      words[w] = sum[w].finish(reduction.lastOp(), reduction.nRanks);
+    }
+    return result;
+  }
+  for (int base = 0; base < team.size; base += P::kPeersAtOnce) {
+    typename P::Line line[P::kPeersAtOnce] = {};
+    auto slotOf = [&](int k) { return inbox + static_cast<uint64_t>(team.rank(base + k)) * comm.slotBytes; };
+    auto isPeer = [&](int k) { return base + k < team.size && base + k != team.self; };
+    const ncclResult_t result = waitFor(typename P::Lanes(), comm, session.site(), letterOf, [&] {
+      NCCLFFM_UNROLL
+      for (int k = 0; k < P::kPeersAtOnce; ++k) {
+        if (isPeer(k) && !P::isComplete(line[k], unit, flag)) line[k] = P::poll(slotOf(k), unit);
+      }
+      int missing = kNobody;
+      NCCLFFM_UNROLL
+      for (int k = P::kPeersAtOnce - 1; k >= 0; --k) {
+        if (isPeer(k) && !P::isComplete(line[k], unit, flag)) missing = team.rank(base + k);
+      }
+      return missing;
+    });
+    if (result != ncclSuccess) return result;
+    NCCLFFM_UNROLL
+    for (int k = 0; k < P::kPeersAtOnce; ++k) {
+      if (isPeer(k)) line[k] = P::reload(slotOf(k), unit, line[k]);
+    }
+    NCCLFFM_UNROLL
+    for (int k = 0; k < P::kPeersAtOnce; ++k) {
+      if (base + k >= team.size) break;
+      uint64_t theirs[P::kWords];
+      P::unpack(line[k], theirs);
+      NCCLFFM_UNROLL
+      for (int w = 0; w < P::kWords; ++w) {
+        const uint64_t word = base + k == team.self ? words[w] : theirs[w];
+        if (base == 0 && k == 0) {
+          sum[w].start(word);
+        } else {
+          sum[w].add(word, reduction.op);
+        }
+      }
+    }
+  }
+  NCCLFFM_UNROLL
+  for (int w = 0; w < P::kWords; ++w) words[w] = sum[w].finish(reduction.lastOp(), reduction.nRanks);
+  return ncclSuccess;
+}
+
+// A step by LL or LL128. The prologue is applied to what this member gives, the epilogue to the result; the prologue is
+// evaluated twice for an element, once to send it and once to sum it, which is cheaper than to store it.
+template <class P, class T, class Coop, class Prologue, class Epilogue>
+NCCLFFM_DEVICE ncclResult_t runStepOfLines(ChannelSession<Coop> &session, const Step &step, const CallContext &call,
+                                           Prologue prologue, Epilogue epilogue) {
+  const DevComm &comm = session.comm();
+  const Team &team = step.team;
+  const uint32_t threadRank = session.coop().rank(), groupSize = session.coop().size();
+  const uint64_t capacity = P::payloadBytes(comm.slotBytes);
+  const Reduction reduction = {call.op, call.nRanks, step.finishes};
+
+  uint64_t done = 0;
+  do {
+    session.beginExchange(call.hash);
+    const Site &site = session.site();
+    const uint32_t flag = flagOf(site);
+    const uint64_t outOffset =
+        slotOffset(comm, Traffic::kCollective, P::kProtocol, site.channel, site.epoch, comm.rank);
+    const char *inbox =
+        slotOf(comm, Traffic::kCollective, P::kProtocol, comm.rank, site.channel, site.epoch, 0);
+    auto outSlot = [&](int member) { return loadPeer(comm.peers, team.rank(member)) + outOffset; };
+
+    // What this thread gives first, it also sums first.
+    const bool givesTheSame = step.to == kEverybody && step.from == kEverybody && step.send.stride == 0;
+    uint64_t firstWords[P::kWords] = {};
+    if (givesTheSame) {
+      const ConstSpan span = asConst(step.send.chunk(0, done, capacity, call.elementBytes));
+      const uint32_t units = P::unitsOf(static_cast<uint32_t>((span.bytes + 7) / 8)), alignment = span.alignment();
+      for (uint32_t u = threadRank; u < units; u += groupSize) {
+        uint64_t words[P::kWords];
+        loadUnit<P, T>(span, alignment, u, prologue, words);
+        for (int k = 1; k < team.size; ++k) P::put(outSlot(team.after(k)), u, words, flag);
+        if (u == threadRank) {
+          NCCLFFM_UNROLL
+          for (int w = 0; w < P::kWords; ++w) firstWords[w] = words[w];
+        }
+      }
+    } else {
+      for (int k = 1; k < team.size; ++k) {
+        const int member = team.after(k);
+        if (!step.gives(team.self, member)) continue;
+        const ConstSpan span = asConst(step.send.chunk(member, done, capacity, call.elementBytes));
+        const uint32_t units = P::unitsOf(static_cast<uint32_t>((span.bytes + 7) / 8)), alignment = span.alignment();
+        char *slot = outSlot(member);
+        for (uint32_t u = threadRank; u < units; u += groupSize) {
+          uint64_t words[P::kWords];
+          loadUnit<P, T>(span, alignment, u, prologue, words);
+          P::put(slot, u, words, flag);
+        }
+      }
+    }
+
+    session.tellBegun();
+
+    ncclResult_t result = ncclSuccess;
+    if (step.reduces && step.gives(team.self, team.self)) {
+      const ConstSpan own = asConst(step.send.chunk(team.self, done, capacity, call.elementBytes));
+      const MutableSpan out = {step.recv.base + done, own.bytes, call.elementBytes};
+      const uint32_t units = P::unitsOf(wordsIn(out)), ownAlignment = own.alignment(), outAlignment = out.alignment();
+      for (uint32_t u = threadRank; u < units && result == ncclSuccess; u += groupSize) {
+        uint64_t words[P::kWords];
+        if (givesTheSame && u == threadRank) {
+          NCCLFFM_UNROLL
+          for (int w = 0; w < P::kWords; ++w) words[w] = firstWords[w];
+        } else {
+          loadUnit<P, T>(own, ownAlignment, u, prologue, words);
+        }
+        result = reduceUnit<P, T>(session, team, inbox, u, reduction, words);
+        if (result == ncclSuccess) storeUnit<P, T>(out, outAlignment, u, epilogue, words);
+      }
+    } else if (!step.reduces) {
+      auto letterOf = [&](int peer) { return session.begun(peer); };
+      for (int k = 1; k < team.size && result == ncclSuccess; ++k) {
+        const int member = team.after(k), peer = team.rank(member);
+        if (!step.gives(member, team.self)) continue;
+        const MutableSpan out = step.recv.chunk(member, done, capacity, call.elementBytes);
+        const uint32_t units = P::unitsOf(wordsIn(out)), alignment = out.alignment();
+        const char *slot = inbox + static_cast<uint64_t>(peer) * comm.slotBytes;
+        for (uint32_t u = threadRank; u < units && result == ncclSuccess; u += groupSize) {
+          uint64_t words[P::kWords];
+          result = awaitUnit<P>(comm, site, letterOf, peer, slot, u, words);
+          if (result == ncclSuccess) storeUnit<P, T>(out, alignment, u, epilogue, words);
+        }
+      }
+    }
+    if (result == ncclSuccess) result = waitForTheSilent(session, step, done, capacity);
+    result = session.endExchange(result);
+    if (result != ncclSuccess) return result;
+    done += capacity;
+  } while (done < step.send.bytes);
+  return ncclSuccess;
+}
+
+// Everything that the threads of the group stored is at every peer, who hears of it; and theirs here. The letters of an
+// exchange by Simple, and all there is of a barrier.
+template <class Coop>
+NCCLFFM_DEVICE ncclResult_t tellAndWaitReady(const ChannelSession<Coop> &session) {
+  const DevComm &comm = session.comm();
+  const Site &site = session.site();
+  const int first = static_cast<int>(session.coop().rank()), size = static_cast<int>(session.coop().size());
+  session.coop().sync();
+  for (int peer = first; peer < comm.nRanks; peer += size) {
+    if (peer != comm.rank) {
+      storeReleaseSys(&mailboxOf(comm, peer, site.channel, comm.rank)->ready, makeLetter(site));
+    }
+  }
+  ncclResult_t result = ncclSuccess;
+  auto letterOf = [&](int peer) { return session.begun(peer); };
+  for (int peer = first; peer < comm.nRanks && result == ncclSuccess; peer += size) {
+    if (peer == comm.rank) continue;
+    Letter letter = 0;
+    result = waitFor(Alone(), comm, site, letterOf, [&] {
+      letter = loadAcquireSys(session.ready(peer));
+      return hasCome(letter, site.epoch) ? kNobody : peer;
+    });
+    if (result == ncclSuccess && holds(Rule::kCompareHash) && static_cast<uint32_t>(letter) == site.epoch &&
+        letter != makeLetter(site)) {
+      result = fail(comm, site, ncclInvalidUsage, peer, 0);
+    }
+  }
+  return session.coop().syncAny(result != ncclSuccess) ? failureOf(comm) : ncclSuccess;
+}
+
+// A step by Simple: data, then one letter.
+template <class T, class Coop>
+NCCLFFM_DEVICE_CALL ncclResult_t runStepOfSimple(ChannelSession<Coop> &session, const Step &step, const CallContext &call) {
+  const DevComm &comm = session.comm();
+  const Team &team = step.team;
+  const Share share = {session.coop().rank(), session.coop().size()};
+  const uint64_t capacity = comm.slotBytes;
+  const Reduction reduction = {call.op, call.nRanks, step.finishes};
+
+  uint64_t done = 0;
+  do {
+    session.beginExchange(call.hash);
+    const Site &site = session.site();
+    const uint64_t outOffset =
+        slotOffset(comm, Traffic::kCollective, ncclFfmProtocolSimple, site.channel, site.epoch, comm.rank);
+    char *inbox = slotOf(comm, Traffic::kCollective, ncclFfmProtocolSimple, comm.rank, site.channel, site.epoch, 0);
+    session.tellBegun();
+    ncclResult_t result = ncclSuccess;
+    if (!holds(Rule::kDataBeforeFlag)) result = tellAndWaitReady(session);
+    for (int k = 1; k < team.size; ++k) {
+      const int member = team.after(k);
+      if (!step.gives(team.self, member)) continue;
+      const ConstSpan span = asConst(step.send.chunk(member, done, capacity, call.elementBytes));
+      acquireForSanitizer(mailboxOf(comm, team.rank(member), site.channel, team.rank(member)));
+      copyBytes(share, loadPeer(comm.peers, team.rank(member)) + outOffset, span.base, span.bytes, call.elementBytes);
+    }
+    if (holds(Rule::kDataBeforeFlag)) result = tellAndWaitReady(session);
+
+    if (result == ncclSuccess && step.reduces && step.gives(team.self, team.self)) {
+      const MutableSpan own = step.send.chunk(team.self, done, capacity, call.elementBytes);
+      const Places from = {nullptr,    0, own.base, inbox + static_cast<uint64_t>(team.first) * comm.slotBytes,
+                           static_cast<uint64_t>(team.stride) * comm.slotBytes, team.self, team.size};
+      reduceSpans<T>(share, from, onePlace(step.recv.base + done), own.bytes, reduction);
+    } else if (result == ncclSuccess && !step.reduces) {
+      for (int k = 1; k < team.size; ++k) {
+        const int member = team.after(k);
+        if (!step.gives(member, team.self)) continue;
+        const MutableSpan out = step.recv.chunk(member, done, capacity, call.elementBytes);
+        copyBytes(share, out.base, inbox + static_cast<uint64_t>(team.rank(member)) * comm.slotBytes, out.bytes,
+                  call.elementBytes);
+      }
+    }
+    result = session.endExchange(result);
+    if (result != ncclSuccess) return result;
+    done += capacity;
+  } while (done < step.send.bytes);
+  return ncclSuccess;
+}
+
+// What a member gives to itself. Before the exchanges: the others' parts do not overlap it.
+template <class Coop>
+NCCLFFM_DEVICE void copyToSelf(const ChannelSession<Coop> &session, const Step &step, const CallContext &call) {
+  if (step.reduces || !step.gives(step.team.self, step.team.self)) return;
+  const char *from = step.send.of(step.team.self);
+  char *to = step.recv.of(step.team.self);
+  if (from != to) {
+    copyBytes({session.coop().rank(), session.coop().size()}, to, from, step.recv.lengthOf(step.team.self),
+              call.elementBytes);
+  }
+}
+
+template <class P, class T, class Coop>
+NCCLFFM_DEVICE_CALL ncclResult_t callStepOfLines(ChannelSession<Coop> &session, const Step &step,
+                                                 const CallContext &call) {
+  return runStepOfLines<P, T>(session, step, call, Identity(), Identity());
+}
+
+template <class T, class Coop>
+NCCLFFM_DEVICE ncclResult_t runStep(ChannelSession<Coop> &session, uint32_t protocol, const Step &step,
+                                    const CallContext &call) {
+  copyToSelf(session, step, call);
+  if (protocol == ncclFfmProtocolLL) return callStepOfLines<LL, T>(session, step, call);
+  if (protocol == ncclFfmProtocolLL128) return callStepOfLines<LL128, T>(session, step, call);
+  return runStepOfSimple<T>(session, step, call);
+}
+
+}  // namespace ncclffm
+
+#endif  // NCCLFFM_IMPL_EXCHANGE_H_

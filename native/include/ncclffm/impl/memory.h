@@ -1,0 +1,150 @@
+// The buffers of a caller, in words of 8 bytes and in vectors of 16: any element offset, any length.
+#ifndef NCCLFFM_IMPL_MEMORY_H_
+#define NCCLFFM_IMPL_MEMORY_H_
+
+#include "../atomics.h"
+
+#ifndef __CUDACC_RTC__
+#include <string.h>
+#endif
+
+namespace ncclffm {
+
+template <class U>
+NCCLFFM_DEVICE U loadAs(const char *address) {
+#ifdef __CUDACC__
+  return *reinterpret_cast<const U *>(address);
+#else
+  U value;
+  memcpy(&value, address, sizeof value);
+  return value;
+#endif
+}
+
+template <class U>
+NCCLFFM_DEVICE void storeAs(char *address, U value) {
+#ifdef __CUDACC__
+  *reinterpret_cast<U *>(address) = value;
+#else
+  memcpy(address, &value, sizeof value);
+#endif
+}
+
+NCCLFFM_DEVICE uint64_t loadUpTo8(const char *address, uint32_t bytes) {
+  return bytes == 8 ? loadAs<uint64_t>(address) : bytes == 4 ? loadAs<uint32_t>(address)
+         : bytes == 2                            ? loadAs<uint16_t>(address)
+                                                 : loadAs<uint8_t>(address);
+}
+
+NCCLFFM_DEVICE void storeUpTo8(char *address, uint32_t bytes, uint64_t value) {
+  if (bytes == 8) {
+    storeAs<uint64_t>(address, value);
+  } else if (bytes == 4) {
+    storeAs<uint32_t>(address, static_cast<uint32_t>(value));
+  } else if (bytes == 2) {
+    storeAs<uint16_t>(address, static_cast<uint16_t>(value));
+  } else {
+    storeAs<uint8_t>(address, static_cast<uint8_t>(value));
+  }
+}
+
+// A buffer of whole elements of 1, 2, 4 or 8 bytes, at a multiple of its element's size.
+template <class Byte>
+struct Span {
+  Byte *base;
+  uint64_t bytes;
+  uint32_t elementBytes;
+
+  NCCLFFM_DEVICE uint32_t alignment() const {
+    return reinterpret_cast<uintptr_t>(base) % 8 == 0 ? 8 : reinterpret_cast<uintptr_t>(base) % 4 == 0 ? 4 : 1;
+  }
+};
+using ConstSpan = Span<const char>;
+using MutableSpan = Span<char>;
+
+// Word number i of a buffer; what is beyond its end reads as 0, and is not stored. alignment is span.alignment().
+NCCLFFM_DEVICE uint64_t loadWord(const ConstSpan &span, uint32_t alignment, uint64_t i) {
+  if (i * 8 >= span.bytes) return 0;
+  const char *address = span.base + i * 8;
+  const uint64_t left = span.bytes - i * 8;
+  if (left >= 8 && alignment == 8) return loadAs<uint64_t>(address);
+  if (left >= 8 && alignment == 4) return loadAs<uint32_t>(address) | uint64_t{loadAs<uint32_t>(address + 4)} << 32;
+  uint64_t word = 0;
+  for (uint32_t b = 0; b < 8 && b < left; b += span.elementBytes) {
+    word |= loadUpTo8(address + b, span.elementBytes) << 8 * b;
+  }
+  return word;
+}
+
+NCCLFFM_DEVICE void storeWord(const MutableSpan &span, uint32_t alignment, uint64_t i, uint64_t word) {
+  if (i * 8 >= span.bytes) return;
+  char *address = span.base + i * 8;
+  const uint64_t left = span.bytes - i * 8;
+  const bool whole = left >= 8 || !holds(Rule::kScalarTail);
+  if (whole && alignment == 8) {
+    storeAs<uint64_t>(address, word);
+  } else if (whole && alignment == 4) {
+    storeAs<uint32_t>(address, static_cast<uint32_t>(word));
+    storeAs<uint32_t>(address + 4, static_cast<uint32_t>(word >> 32));
+  } else {
+    for (uint32_t b = 0; b < 8 && b < left; b += span.elementBytes) {
+      storeUpTo8(address + b, span.elementBytes, word >> 8 * b);
+    }
+  }
+}
+
+// Which threads of how many share a loop: thread i takes i, i + size ...
+struct Share {
+  uint64_t thread;
+  uint64_t nThreads;
+};
+
+// Accesses of one thread that are in flight at the same time.
+constexpr int kInFlight = 4;
+
+template <class U>
+NCCLFFM_DEVICE void copyUnits(Share share, char *to, const char *from, uint64_t n) {
+  uint64_t i = share.thread;
+  for (; i + (kInFlight - 1) * share.nThreads < n; i += kInFlight * share.nThreads) {
+    U unit[kInFlight];
+    NCCLFFM_UNROLL
+    for (int k = 0; k < kInFlight; ++k) unit[k] = loadAs<U>(from + (i + k * share.nThreads) * sizeof(U));
+    NCCLFFM_UNROLL
+    for (int k = 0; k < kInFlight; ++k) storeAs(to + (i + k * share.nThreads) * sizeof(U), unit[k]);
+  }
+  for (; i < n; i += share.nThreads) storeAs(to + i * sizeof(U), loadAs<U>(from + i * sizeof(U)));
+}
+
+// Bytes from an address to the next multiple of 16, at most all.
+NCCLFFM_DEVICE uint64_t headBytes(const void *address, uint64_t bytes) {
+  uint64_t head = (16 - reinterpret_cast<uintptr_t>(address) % 16) % 16;
+  return head < bytes ? head : bytes;
+}
+
+NCCLFFM_DEVICE void copyElements(Share share, char *to, const char *from, uint64_t bytes, uint32_t elementBytes) {
+  if (elementBytes == 8) return copyUnits<uint64_t>(share, to, from, bytes / 8);
+  if (elementBytes == 4) return copyUnits<uint32_t>(share, to, from, bytes / 4);
+  if (elementBytes == 2) return copyUnits<uint16_t>(share, to, from, bytes / 2);
+  copyUnits<uint8_t>(share, to, from, bytes);
+}
+
+// Copies whole elements, a share of them on each thread, in the widest accesses that both addresses allow.
+NCCLFFM_DEVICE_CALL void copyBytes(Share share, char *to, const char *from, uint64_t bytes, uint32_t elementBytes) {
+  const uintptr_t between = reinterpret_cast<uintptr_t>(to) ^ reinterpret_cast<uintptr_t>(from);
+  if (between % 16 == 0) {
+    const uint64_t head = headBytes(to, bytes), vectors = (bytes - head) / 16, tail = head + vectors * 16;
+    copyUnits<Vec16>(share, to + head, from + head, vectors);
+    copyElements(share, to, from, head, elementBytes);
+    copyElements(share, to + tail, from + tail, bytes - tail, elementBytes);
+  } else if (elementBytes < 4 && between % 4 == 0 && reinterpret_cast<uintptr_t>(to) % 4 == 0) {
+    const uint64_t whole = bytes / 4 * 4;
+    copyUnits<uint32_t>(share, to, from, whole / 4);
+    copyElements(share, to + whole, from + whole, bytes - whole, elementBytes);
+  } else {
+    copyElements(share, to, from, bytes, elementBytes);
+  }
+}
+
+}  // namespace ncclffm
+
+#endif  // NCCLFFM_IMPL_MEMORY_H_

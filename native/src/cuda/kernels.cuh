@@ -1,0 +1,44 @@
+// The kernel of ncclFfmLaunch for one element type. It takes long to compile, so the types are spread over files.
+#ifndef NCCLFFM_CUDA_KERNELS_CUH_
+#define NCCLFFM_CUDA_KERNELS_CUH_
+
+#include <cuda_runtime.h>
+
+#include "../../include/ncclffm/device.h"
+
+namespace ncclffm::shim {
+
+constexpr int kThreadsPerBlock = 512;
+
+template <class T>
+void launchCallOf(const ncclFfmDevComm &comm, const ncclFfmCall &call, int blocks, cudaStream_t stream);
+
+}  // namespace ncclffm::shim
+
+#ifdef NCCLFFM_KERNELS_OF
+
+namespace ncclffm::shim {
+
+// At least one block on a processor: ranks that share a GPU wait for each other, so their blocks must find room at once
+// (maxBlocks).
+template <class T>
+__global__ void __launch_bounds__(kThreadsPerBlock, 1)
+    callKernel(const __grid_constant__ ncclFfmDevComm comm, const __grid_constant__ ncclFfmCall call) {
+  if (call.blocks == 0) return;  // primed
+  callBlock<T>(CoopBlock(), comm, call, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
+}
+
+template <class T>
+void launchCallOf(const ncclFfmDevComm &comm, const ncclFfmCall &call, int blocks, cudaStream_t stream) {
+  callKernel<T><<<blocks, kThreadsPerBlock, 0, stream>>>(comm, call);
+}
+
+#define NCCLFFM_KERNEL(T)                                                                                 \
+  template void launchCallOf<T>(const ncclFfmDevComm &comm, const ncclFfmCall &call, int blocks, cudaStream_t stream);
+NCCLFFM_KERNELS_OF(NCCLFFM_KERNEL)
+
+}  // namespace ncclffm::shim
+
+#endif
+
+#endif  // NCCLFFM_CUDA_KERNELS_CUH_
