@@ -3,6 +3,7 @@ package io.ncclffm.test;
 import io.ncclffm.core.CudaStream;
 import io.ncclffm.core.DataType;
 import io.ncclffm.core.DeviceBuffer;
+import io.ncclffm.core.NcclException;
 import io.ncclffm.core.ReduceOp;
 import io.ncclffm.device.DeviceAlgorithm;
 import io.ncclffm.device.DeviceCommunicator;
@@ -76,6 +77,17 @@ record DeviceCase(
     return all;
   }
 
+  /** Several GPUs without NVLink do not. */
+  static boolean carriesLl128(DeviceCommunicator comm) {
+    LaunchChoice ll128 = LaunchChoice.AUTO.with(LsaProtocol.LL128);
+    try {
+      comm.choose(DeviceFunction.ALL_REDUCE, DataType.INT8, 1, ll128);
+      return true;
+    } catch (NcclException e) {
+      return false;
+    }
+  }
+
   static boolean reduces(DeviceFunction function) {
     return function == DeviceFunction.ALL_REDUCE
         || function == DeviceFunction.REDUCE_SCATTER
@@ -147,14 +159,14 @@ record DeviceCase(
     }
   }
 
-  /** In windows, at the same offsets on every rank. */
+  /** In windows, at the same offsets on every rank but for the own part of a call in place. */
   void enqueue(
       DeviceCommunicator comm, DataType type, LsaWindow send, LsaWindow recv, CudaStream s) {
     int rank = comm.communicator().rank();
     LsaWindow from = inPlace ? recv : send;
     long so = (inPlace ? recvAt : sendAt) * type.bytes();
     long ro = recvAt * type.bytes();
-    // This rank's part is another place on every rank: windows in place name the whole.
+    // In place, this rank's part is in another place than the others'.
     if (inPlace && function == DeviceFunction.ALL_GATHER) {
       so = inPlaceInputAt(rank) * type.bytes();
     } else if (inPlace && function == DeviceFunction.REDUCE_SCATTER) {

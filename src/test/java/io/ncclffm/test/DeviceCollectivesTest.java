@@ -111,24 +111,13 @@ class DeviceCollectivesTest {
     assertEquals(List.of(), all.subList(0, Math.min(5, all.size())), "seed " + SEED);
   }
 
-  /** Several GPUs without NVLink do not. */
-  private boolean carriesLl128() {
-    LaunchChoice ll128 = LaunchChoice.AUTO.with(LsaProtocol.LL128);
-    try {
-      comms[0].choose(DeviceFunction.ALL_REDUCE, DataType.INT8, 1, ll128);
-      return true;
-    } catch (RuntimeException e) {
-      return false;
-    }
-  }
-
   private static List<DataType> types() {
     return Arrays.stream(DataType.values()).filter(type -> !Elements.isFloat8(type)).toList();
   }
 
   /** All calls for an operation; those that do not reduce only once. */
   private List<DeviceCase> casesFor(ReduceOp op, boolean onWindows, Random random) {
-    boolean withLl128 = carriesLl128();
+    boolean withLl128 = DeviceCase.carriesLl128(comms[0]);
     List<DeviceCase> cases = new ArrayList<>();
     for (DeviceFunction function : FUNCTIONS) {
       if (function == DeviceFunction.SEND_RECV && ranks == 1
@@ -365,7 +354,7 @@ class DeviceCollectivesTest {
   void specialValuesGoThroughAsInArithmetic(DataType type) {
     double[] specials = specialsOf(type);
     int count = specials.length * (ranks + 1);
-    boolean withLl128 = carriesLl128();
+    boolean withLl128 = DeviceCase.carriesLl128(comms[0]);
     try (RankBuffers x = RankBuffers.allocate(world, type, count);
         RankBuffers y = RankBuffers.allocate(world, type, count)) {
       for (ReduceOp op : OPS) {
@@ -516,7 +505,8 @@ class DeviceCollectivesTest {
           if (function == DeviceFunction.SEND_RECV && ranks == 1) {
             continue;
           }
-          for (LaunchChoice choice : DeviceCase.choices(function, false, carriesLl128())) {
+          for (LaunchChoice choice :
+              DeviceCase.choices(function, false, DeviceCase.carriesLl128(comms[0]))) {
             if (isLarge && choice != LaunchChoice.AUTO && choice.protocol() != LsaProtocol.SIMPLE) {
               continue;
             }
