@@ -28,6 +28,7 @@ import java.util.Locale;
 import java.util.concurrent.CyclicBarrier;
 import java.util.concurrent.TimeUnit;
 import java.util.stream.Stream;
+import org.junit.jupiter.api.AfterAll;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
@@ -47,9 +48,29 @@ class DeviceFailureTest {
 
   private static final Duration START = Duration.ofSeconds(60);
 
+  /** Small windows, so that making them takes no time. */
+  private static DeviceCommunicatorConfig.Builder config(Duration timeout) {
+    return DeviceCommunicatorConfig.builder().timeout(timeout).slotBytes(512).channels(2);
+  }
+
+  private static DeviceCommunicator create(LocalWorld.Rank rank, Duration timeout) {
+    return DeviceCommunicator.create(rank.communicator(), config(timeout).build());
+  }
+
+  /** For the tests after which a new device communicator works on the same communicators. */
+  private static LocalWorld shared;
+
   @BeforeAll
-  static void needsShim() {
+  static void openWorld() {
     TestRanks.assumeShim();
+    shared = TestRanks.open(RANKS);
+  }
+
+  @AfterAll
+  static void closeWorld() {
+    if (shared != null) {
+      shared.close();
+    }
   }
 
   private static void await(CyclicBarrier barrier) throws Exception {
@@ -207,15 +228,9 @@ class DeviceFailureTest {
   @EnumSource(LsaProtocol.class)
   void everyFunctionEndsWithoutItsPeerAndIsNamed(LsaProtocol protocol) {
     CyclicBarrier barrier = new CyclicBarrier(RANKS);
-    DeviceCommunicatorConfig config =
-        DeviceCommunicatorConfig.builder()
-            .timeout(SHORT)
-            .slotBytes(512)
-            .channels(2)
-            .protocol(protocol)
-            .build();
-    try (LocalWorld world = TestRanks.open(RANKS);
-        RankBuffers x = RankBuffers.allocate(world, DataType.FLOAT32, WAITING);
+    DeviceCommunicatorConfig config = config(SHORT).protocol(protocol).build();
+    LocalWorld world = shared;
+    try (RankBuffers x = RankBuffers.allocate(world, DataType.FLOAT32, WAITING);
         RankBuffers y = RankBuffers.allocate(world, DataType.FLOAT32, WAITING)) {
       for (DeviceFunction function : DeviceFunction.values()) {
         world.run(
@@ -242,7 +257,7 @@ class DeviceFailureTest {
       }
       world.run(
           rank -> {
-            DeviceCommunicator fresh = DeviceCommunicator.create(rank.communicator(), LONG);
+            DeviceCommunicator fresh = create(rank, LONG);
             fresh.allReduce(x.of(rank), y.of(rank), ReduceOp.SUM, rank.stream());
             rank.stream().synchronize();
             fresh.close();
@@ -262,7 +277,7 @@ class DeviceFailureTest {
         RankBuffers x = RankBuffers.allocate(world, DataType.FLOAT32, WAITING)) {
       world.run(
           rank -> {
-            DeviceCommunicator broken = DeviceCommunicator.create(rank.communicator(), SHORT);
+            DeviceCommunicator broken = create(rank, SHORT);
             await(barrier);
             if (rank.rank() != absent) {
               broken.allReduce(
@@ -284,7 +299,7 @@ class DeviceFailureTest {
             }
             await(barrier);
             broken.close();
-            DeviceCommunicator fresh = DeviceCommunicator.create(rank.communicator(), LONG);
+            DeviceCommunicator fresh = create(rank, LONG);
             fresh.allReduce(x.of(rank), x.of(rank), ReduceOp.SUM, rank.stream());
             rank.stream().synchronize();
             fresh.close();
@@ -331,8 +346,8 @@ class DeviceFailureTest {
               "algorithm" + by,
               allReduce(DataType.FLOAT32, 100, ReduceOp.SUM, oneShot),
               allReduce(DataType.FLOAT32, 100, ReduceOp.SUM, twoShot)));
-      Mistake send = (c, x, y, s) -> c.send(x, 0, 100, 1, s, choice);
-      Mistake recv = (c, x, y, s) -> c.recv(y, 0, 101, 0, s, choice);
+      Mistake send = (c, x, y, s) -> c.send(x, 0, 50, 1, s, choice);
+      Mistake recv = (c, x, y, s) -> c.recv(y, 0, 51, 0, s, choice);
       all.add(arguments("count of a receive" + by, send, recv));
     }
     all.add(
@@ -347,14 +362,14 @@ class DeviceFailureTest {
   @MethodSource("mistakes")
   void ranksThatCallDifferentThingsAreTold(String what, Mistake first, Mistake second) {
     CyclicBarrier barrier = new CyclicBarrier(RANKS);
-    try (LocalWorld world = TestRanks.open(RANKS);
-        RankBuffers x = RankBuffers.allocate(world, DataType.FLOAT32, WAITING);
+    LocalWorld world = shared;
+    try (RankBuffers x = RankBuffers.allocate(world, DataType.FLOAT32, WAITING);
         RankBuffers y = RankBuffers.allocate(world, DataType.FLOAT32, WAITING)) {
       int[] told = new int[RANKS];
       world.run(
           rank -> {
             int r = rank.rank();
-            DeviceCommunicator broken = DeviceCommunicator.create(rank.communicator(), SHORT);
+            DeviceCommunicator broken = create(rank, SHORT);
             await(barrier);
             (r == 0 ? first : second).call(broken, x.of(r), y.of(r), rank.stream());
             try {
@@ -372,7 +387,7 @@ class DeviceFailureTest {
             }
             await(barrier);
             broken.close();
-            DeviceCommunicator fresh = DeviceCommunicator.create(rank.communicator(), LONG);
+            DeviceCommunicator fresh = create(rank, LONG);
             assertAllReduces(
                 fresh,
                 DeviceBuffer.wrap(rank.device(), DataType.FLOAT32, 3, x.of(r).address(0)),
@@ -387,12 +402,12 @@ class DeviceFailureTest {
   void twoCollectivesOnOneChannelAreRefused() {
     CyclicBarrier barrier = new CyclicBarrier(RANKS);
     CudaStream[] second = new CudaStream[RANKS];
-    try (LocalWorld world = TestRanks.open(RANKS);
-        RankBuffers x = RankBuffers.allocate(world, DataType.FLOAT32, 3)) {
+    LocalWorld world = shared;
+    try (RankBuffers x = RankBuffers.allocate(world, DataType.FLOAT32, 3)) {
       world.run(
           rank -> {
             second[rank.rank()] = CudaStream.create(rank.device());
-            DeviceCommunicator broken = DeviceCommunicator.create(rank.communicator(), LONG);
+            DeviceCommunicator broken = create(rank, LONG);
             await(barrier);
             if (rank.rank() == 0) {
               broken.allReduce(x.of(0), x.of(0), ReduceOp.SUM, rank.stream());
@@ -409,7 +424,7 @@ class DeviceFailureTest {
             }
             await(barrier);
             broken.close();
-            DeviceCommunicator fresh = DeviceCommunicator.create(rank.communicator(), LONG);
+            DeviceCommunicator fresh = create(rank, LONG);
             assertAllReduces(fresh, x.of(rank), rank);
             fresh.close();
           });

@@ -198,7 +198,8 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
     }
   }
 
-  private static @Nullable RuntimeException closeAll(
+  /** Closes all, the youngest first, whatever they throw. */
+  static @Nullable RuntimeException closeAll(
       Deque<AutoCloseable> resources, @Nullable RuntimeException first) {
     RuntimeException trouble = first;
     while (!resources.isEmpty()) {
