@@ -4,21 +4,37 @@ import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
+import static org.junit.jupiter.params.provider.Arguments.arguments;
 
 import io.ncclffm.core.Communicator;
+import io.ncclffm.core.CudaStream;
 import io.ncclffm.core.DataType;
 import io.ncclffm.core.DeviceBuffer;
 import io.ncclffm.core.LocalWorld;
 import io.ncclffm.core.NcclException;
 import io.ncclffm.core.ReduceOp;
+import io.ncclffm.device.DeviceAlgorithm;
 import io.ncclffm.device.DeviceCommException;
 import io.ncclffm.device.DeviceCommunicator;
+import io.ncclffm.device.DeviceCommunicatorConfig;
+import io.ncclffm.device.DeviceFunction;
 import io.ncclffm.device.FusedKernels;
+import io.ncclffm.device.LaunchChoice;
+import io.ncclffm.lsa.LsaProtocol;
 import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Locale;
 import java.util.concurrent.CyclicBarrier;
 import java.util.concurrent.TimeUnit;
+import java.util.stream.Stream;
+import org.junit.jupiter.api.AfterAll;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Test;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.Arguments;
+import org.junit.jupiter.params.provider.EnumSource;
+import org.junit.jupiter.params.provider.MethodSource;
 
 /** Kernels that wait in vain end, say for whom they waited, and leave the communicator usable. */
 class DeviceFailureTest {
@@ -27,9 +43,34 @@ class DeviceFailureTest {
   private static final Duration LONG = Duration.ofSeconds(60);
   private static final Duration PATIENCE = Duration.ofSeconds(20);
 
+  /** Elements of a call that must wait: more than two small slots take. */
+  private static final int WAITING = 2000;
+
+  private static final Duration START = Duration.ofSeconds(60);
+
+  /** Small windows, so that making them takes no time. */
+  private static DeviceCommunicatorConfig.Builder config(Duration timeout) {
+    return DeviceCommunicatorConfig.builder().timeout(timeout).slotBytes(512).channels(2);
+  }
+
+  private static DeviceCommunicator create(LocalWorld.Rank rank, Duration timeout) {
+    return DeviceCommunicator.create(rank.communicator(), config(timeout).build());
+  }
+
+  /** For the tests after which a new device communicator works on the same communicators. */
+  private static LocalWorld shared;
+
   @BeforeAll
-  static void needsShim() {
+  static void openWorld() {
     TestRanks.assumeShim();
+    shared = TestRanks.open(RANKS);
+  }
+
+  @AfterAll
+  static void closeWorld() {
+    if (shared != null) {
+      shared.close();
+    }
   }
 
   private static void await(CyclicBarrier barrier) throws Exception {
@@ -161,6 +202,283 @@ class DeviceFailureTest {
             comms[rank.rank()].close();
           });
       TestRanks.assertWorks(world);
+    }
+  }
+
+  /** What rank 0 calls while rank 1 does not: more than two slots, so that it must wait. */
+  private static void call(
+      DeviceCommunicator c, DeviceFunction function, DeviceBuffer x, DeviceBuffer y, CudaStream s) {
+    int half = WAITING / 2;
+    switch (function) {
+      case ALL_REDUCE -> c.allReduce(x, y, ReduceOp.SUM, s);
+      case REDUCE_SCATTER -> c.reduceScatter(x, 0, y, 0, half, ReduceOp.SUM, s);
+      case ALL_GATHER -> c.allGather(x, 0, y, 0, half, s);
+      case BROADCAST -> c.broadcast(x, y, 1, s);
+      case REDUCE -> c.reduce(x, y, ReduceOp.SUM, 0, s);
+      case ALL_TO_ALL -> c.allToAll(x, y, s);
+      case BARRIER -> c.barrier(s);
+      case HIERARCHICAL_ALL_REDUCE -> c.hierarchicalAllReduce(x, y, ReduceOp.SUM, 1, s);
+      case SEND -> c.send(x, 1, s);
+      case RECV -> c.recv(y, 1, s);
+      case SEND_RECV -> c.sendRecv(x, 1, y, 1, s);
+    }
+  }
+
+  @ParameterizedTest
+  @EnumSource(LsaProtocol.class)
+  void everyFunctionEndsWithoutItsPeerAndIsNamed(LsaProtocol protocol) {
+    CyclicBarrier barrier = new CyclicBarrier(RANKS);
+    DeviceCommunicatorConfig config = config(SHORT).protocol(protocol).build();
+    LocalWorld world = shared;
+    try (RankBuffers x = RankBuffers.allocate(world, DataType.FLOAT32, WAITING);
+        RankBuffers y = RankBuffers.allocate(world, DataType.FLOAT32, WAITING)) {
+      for (DeviceFunction function : DeviceFunction.values()) {
+        world.run(
+            rank -> {
+              DeviceCommunicator broken = DeviceCommunicator.create(rank.communicator(), config);
+              if (rank.rank() == 0) {
+                call(broken, function, x.of(0), y.of(0), rank.stream());
+                DeviceCommException e =
+                    assertThrows(
+                        DeviceCommException.class,
+                        () -> rank.stream().synchronize(PATIENCE),
+                        function + " by " + protocol);
+                String name = e.operation().replace("ncclFfm", "").toUpperCase(Locale.ROOT);
+                assertEquals(function.name().replace("_", ""), name);
+                assertEquals("ncclTimeout", NcclException.resultName(e.resultCode()));
+                assertEquals(0, e.rank());
+                assertEquals(1, e.peer());
+                assertTrue(e.waited().compareTo(SHORT) >= 0, "waited " + e.waited());
+                assertTrue(e.waited().compareTo(PATIENCE) < 0, "waited " + e.waited());
+              }
+              await(barrier);
+              broken.close();
+            });
+      }
+      world.run(
+          rank -> {
+            DeviceCommunicator fresh = create(rank, LONG);
+            fresh.allReduce(x.of(rank), y.of(rank), ReduceOp.SUM, rank.stream());
+            rank.stream().synchronize();
+            fresh.close();
+          });
+    }
+  }
+
+  /** One of four ranks stays away: whom the others name depends on the algorithm. */
+  @ParameterizedTest
+  @EnumSource(DeviceAlgorithm.class)
+  void allLiveRanksEndWithinTheDeadline(DeviceAlgorithm algorithm) {
+    int ranks = 4;
+    int absent = 2;
+    CyclicBarrier barrier = new CyclicBarrier(ranks);
+    boolean[] named = new boolean[1];
+    try (LocalWorld world = TestRanks.open(ranks);
+        RankBuffers x = RankBuffers.allocate(world, DataType.FLOAT32, WAITING)) {
+      world.run(
+          rank -> {
+            DeviceCommunicator broken = create(rank, SHORT);
+            await(barrier);
+            if (rank.rank() != absent) {
+              broken.allReduce(
+                  x.of(rank),
+                  0,
+                  x.of(rank),
+                  0,
+                  WAITING,
+                  ReduceOp.SUM,
+                  rank.stream(),
+                  LaunchChoice.AUTO.with(algorithm));
+              DeviceCommException e =
+                  assertThrows(
+                      DeviceCommException.class, () -> rank.stream().synchronize(PATIENCE));
+              Messages.assertNames(e, "ncclFfmAllReduce", "rank " + rank.rank(), "ncclTimeout");
+              synchronized (named) {
+                named[0] |= e.peer() == absent;
+              }
+            }
+            await(barrier);
+            broken.close();
+            DeviceCommunicator fresh = create(rank, LONG);
+            fresh.allReduce(x.of(rank), x.of(rank), ReduceOp.SUM, rank.stream());
+            rank.stream().synchronize();
+            fresh.close();
+          });
+    }
+    assertTrue(named[0], "nobody waited for rank " + absent);
+  }
+
+  private interface Mistake {
+    void call(DeviceCommunicator comm, DeviceBuffer x, DeviceBuffer y, CudaStream stream);
+  }
+
+  private static Mistake allReduce(DataType type, int count, ReduceOp op, LaunchChoice choice) {
+    return (c, x, y, s) -> {
+      DeviceBuffer from = DeviceBuffer.wrap(x.device(), type, count, x.address(0));
+      DeviceBuffer to = DeviceBuffer.wrap(y.device(), type, count, y.address(0));
+      c.allReduce(from, 0, to, 0, count, op, s, choice);
+    };
+  }
+
+  /** Rank 0 makes the first call of a pair, rank 1 the other. */
+  static Stream<Arguments> mistakes() {
+    LaunchChoice simple = LaunchChoice.AUTO.with(LsaProtocol.SIMPLE);
+    LaunchChoice ll = LaunchChoice.AUTO.with(LsaProtocol.LL);
+    List<Arguments> all = new ArrayList<>();
+    for (LaunchChoice choice : List.of(ll, simple)) {
+      Mistake right = allReduce(DataType.FLOAT32, 100, ReduceOp.SUM, choice);
+      String by = " by " + choice.protocol();
+      all.add(
+          arguments("count" + by, right, allReduce(DataType.FLOAT32, 101, ReduceOp.SUM, choice)));
+      all.add(arguments("type" + by, right, allReduce(DataType.INT32, 100, ReduceOp.SUM, choice)));
+      all.add(
+          arguments(
+              "operation" + by, right, allReduce(DataType.FLOAT32, 100, ReduceOp.MAX, choice)));
+      Mistake gather = (c, x, y, s) -> c.allGather(x, 0, y, 0, 100, s, choice);
+      all.add(arguments("function" + by, right, gather));
+      Mistake ofZero = (c, x, y, s) -> c.reduce(x, 0, y, 0, 100, ReduceOp.SUM, 0, s, choice);
+      Mistake ofOne = (c, x, y, s) -> c.reduce(x, 0, y, 0, 100, ReduceOp.SUM, 1, s, choice);
+      all.add(arguments("root" + by, ofZero, ofOne));
+      LaunchChoice twoShot = choice.with(DeviceAlgorithm.TWO_SHOT);
+      LaunchChoice oneShot = choice.with(DeviceAlgorithm.ONE_SHOT);
+      all.add(
+          arguments(
+              "algorithm" + by,
+              allReduce(DataType.FLOAT32, 100, ReduceOp.SUM, oneShot),
+              allReduce(DataType.FLOAT32, 100, ReduceOp.SUM, twoShot)));
+      Mistake send = (c, x, y, s) -> c.send(x, 0, 50, 1, s, choice);
+      Mistake recv = (c, x, y, s) -> c.recv(y, 0, 51, 0, s, choice);
+      all.add(arguments("count of a receive" + by, send, recv));
+    }
+    all.add(
+        arguments(
+            "protocol",
+            allReduce(DataType.FLOAT32, 100, ReduceOp.SUM, ll),
+            allReduce(DataType.FLOAT32, 100, ReduceOp.SUM, simple)));
+    return all.stream();
+  }
+
+  @ParameterizedTest(name = "another {0}")
+  @MethodSource("mistakes")
+  void ranksThatCallDifferentThingsAreTold(String what, Mistake first, Mistake second) {
+    CyclicBarrier barrier = new CyclicBarrier(RANKS);
+    LocalWorld world = shared;
+    try (RankBuffers x = RankBuffers.allocate(world, DataType.FLOAT32, WAITING);
+        RankBuffers y = RankBuffers.allocate(world, DataType.FLOAT32, WAITING)) {
+      int[] told = new int[RANKS];
+      world.run(
+          rank -> {
+            int r = rank.rank();
+            DeviceCommunicator broken = create(rank, SHORT);
+            await(barrier);
+            (r == 0 ? first : second).call(broken, x.of(r), y.of(r), rank.stream());
+            try {
+              rank.stream().synchronize(PATIENCE);
+            } catch (DeviceCommException e) {
+              // Who needs nothing of the other, as a sender, may be through before it is noticed.
+              if (NcclException.resultName(e.resultCode()).equals("ncclInvalidUsage")) {
+                told[r] = 1;
+                Messages.assertNames(
+                    e, "on rank " + r, "rank " + (1 - r) + " called something else", "count");
+                assertEquals(1 - r, e.peer());
+              } else {
+                Messages.assertNames(e, "ncclTimeout", "rank " + (1 - r));
+              }
+            }
+            await(barrier);
+            broken.close();
+            DeviceCommunicator fresh = create(rank, LONG);
+            assertAllReduces(
+                fresh,
+                DeviceBuffer.wrap(rank.device(), DataType.FLOAT32, 3, x.of(r).address(0)),
+                rank);
+            fresh.close();
+          });
+      assertTrue(told[0] + told[1] > 0, "nobody noticed another " + what);
+    }
+  }
+
+  @Test
+  void twoCollectivesOnOneChannelAreRefused() {
+    CyclicBarrier barrier = new CyclicBarrier(RANKS);
+    CudaStream[] second = new CudaStream[RANKS];
+    LocalWorld world = shared;
+    try (RankBuffers x = RankBuffers.allocate(world, DataType.FLOAT32, 3)) {
+      world.run(
+          rank -> {
+            second[rank.rank()] = CudaStream.create(rank.device());
+            DeviceCommunicator broken = create(rank, LONG);
+            await(barrier);
+            if (rank.rank() == 0) {
+              broken.allReduce(x.of(0), x.of(0), ReduceOp.SUM, rank.stream());
+              broken.broadcast(x.of(0), x.of(0), 1, second[0]);
+              DeviceCommException e =
+                  assertThrows(DeviceCommException.class, () -> second[0].synchronize(PATIENCE));
+              Messages.assertNames(e, "ncclInvalidUsage", "rank 0", "channel 0 is in use");
+              assertEquals(-1, e.peer());
+              assertTrue(
+                  e.operation().equals("ncclFfmBroadcast")
+                      || e.operation().equals("ncclFfmAllReduce"),
+                  e.operation());
+              assertThrows(DeviceCommException.class, () -> rank.stream().synchronize(PATIENCE));
+            }
+            await(barrier);
+            broken.close();
+            DeviceCommunicator fresh = create(rank, LONG);
+            assertAllReduces(fresh, x.of(rank), rank);
+            fresh.close();
+          });
+    }
+    for (CudaStream stream : second) {
+      stream.close();
+    }
+  }
+
+  @Test
+  void ranksThatAskForDifferentChannelsAreRefusedTogether() {
+    try (LocalWorld world = TestRanks.open(RANKS)) {
+      world.run(
+          rank -> {
+            DeviceCommunicatorConfig config =
+                DeviceCommunicatorConfig.builder().channels(2 + rank.rank()).build();
+            Messages.assertNames(
+                assertThrows(
+                    IllegalArgumentException.class,
+                    () -> DeviceCommunicator.create(rank.communicator(), config)),
+                "the ranks ask for different ones");
+          });
+      TestRanks.assertWorks(world);
+    }
+  }
+
+  /** A process that is killed in the midst of collectives leaves the others with an exception. */
+  @Test
+  void othersOfAKilledProcessEndWithinTheDeadline() throws Exception {
+    int ranks = 3;
+    List<ChildJvm> children = new ArrayList<>();
+    try {
+      for (int r = 0; r < ranks; r++) {
+        children.add(ChildJvm.of(DeviceProcess.class, "" + r, "" + ranks, "loop").start());
+      }
+      String id = children.get(0).awaitLine("ID ", START);
+      for (int r = 1; r < ranks; r++) {
+        children.get(r).send(id);
+      }
+      for (ChildJvm child : children) {
+        child.awaitLine("RUNNING", START);
+      }
+      children.get(1).kill();
+      boolean named = false;
+      for (int r = 0; r < ranks; r += 2) {
+        String[] over = children.get(r).awaitLine("FAILED ", PATIENCE).split(" ");
+        assertEquals("ncclFfmAllReduce", over[0], children.get(r).output());
+        named |= over[1].equals("1");
+        assertTrue(Long.parseLong(over[2]) < PATIENCE.toMillis(), children.get(r).output());
+        assertEquals(0, children.get(r).exitStatus(PATIENCE), children.get(r).output());
+      }
+      assertTrue(named, children.get(0).output());
+    } finally {
+      children.forEach(ChildJvm::close);
     }
   }
 

@@ -233,18 +233,22 @@ class DeviceRouteTest {
             DeviceBuffer x = floats.of(rank);
             DeviceBuffer i = ints.of(rank);
             DeviceBuffer y = longer.of(rank);
+            DeviceBuffer small =
+                DeviceBuffer.wrap(rank.device(), DataType.FLOAT8_E4M3, 8, x.address(0));
             Messages.assertNames(
                 assertThrows(
-                    RuntimeException.class,
-                    () -> comm.allReduce(i, i, ReduceOp.SUM, rank.stream())),
+                    IllegalArgumentException.class,
+                    () -> comm.allReduce(small, small, ReduceOp.SUM, rank.stream())),
                 "ncclFfmAllReduce",
-                "ncclFloat32");
+                "FLOAT8_E4M3");
+            ReduceOp half = rank.communicator().createPreMulSum(DataType.FLOAT32, 0.5);
             Messages.assertNames(
                 assertThrows(
-                    RuntimeException.class,
-                    () -> comm.allReduce(x, x, ReduceOp.MAX, rank.stream())),
+                    IllegalArgumentException.class,
+                    () -> comm.allReduce(x, x, half, rank.stream())),
                 "ncclFfmAllReduce",
-                "ncclSum");
+                half.toString(),
+                "NCCL's own");
             Messages.assertNames(
                 assertThrows(
                     IllegalArgumentException.class,
@@ -275,7 +279,7 @@ class DeviceRouteTest {
                     RuntimeException.class,
                     () -> comm.allReduce(y, 0, y, 1, 8, ReduceOp.SUM, rank.stream())),
                 "ncclFfmAllReduce",
-                "disjoint");
+                "overlap");
             Messages.assertNames(
                 assertThrows(
                     IllegalArgumentException.class, () -> comm.allReduce(x, x, ReduceOp.SUM, null)),

@@ -5,9 +5,9 @@ import java.time.Duration;
 
 /**
  * A kernel gave up: a peer did not come before the deadline ({@code ncclTimeout}), the device
- * communicator was aborted ({@code ncclRemoteError}), or two collectives met on one channel ({@code
- * ncclInvalidUsage}). The device communicator is lost on this rank; a new one can be made on the
- * same communicator.
+ * communicator was aborted ({@code ncclRemoteError}), two collectives met on one channel, or a peer
+ * called something else ({@code ncclInvalidUsage}). The device communicator is lost on this rank; a
+ * new one can be made on the same communicator.
  */
 public final class DeviceCommException extends NcclException {
   private static final long serialVersionUID = 1;
@@ -35,11 +35,22 @@ public final class DeviceCommException extends NcclException {
     if (peer < 0 && code == INVALID_USAGE) {
       return "channel "
           + channel
-          + " is in use by another collective; a device communicator takes one at a time,"
-          + " make one for each stream";
+          + " is in use by another collective, or by another send to or receive from the same peer;"
+          + " a device communicator takes one at a time, make one for each stream";
     }
     if (peer < 0) {
       return "aborted by this process";
+    }
+    if (code == INVALID_USAGE) {
+      return "rank "
+          + peer
+          + " called something else on channel "
+          + channel
+          + ", epoch "
+          + Integer.toUnsignedString(epoch)
+          + ": another function, or the same with another count, type, operation, root, protocol,"
+          + " algorithm or number of blocks; every rank must make the same calls in the same order,"
+          + " on a new device communicator";
     }
     return (code == REMOTE_ERROR ? "aborted after waiting " : "waited ")
         + waited.toMillis()

@@ -15,11 +15,17 @@ import io.ncclffm.core.NcclException;
 import io.ncclffm.core.ReduceOp;
 import io.ncclffm.core.bindings.nccl.NcclH;
 import io.ncclffm.core.bindings.shim.ShimH;
+import io.ncclffm.core.bindings.shim.ncclFfmCall;
 import io.ncclffm.core.bindings.shim.ncclFfmChannel;
 import io.ncclffm.core.bindings.shim.ncclFfmDevComm;
+import io.ncclffm.core.bindings.shim.ncclFfmPair;
 import io.ncclffm.core.bindings.shim.ncclFfmStatus;
+import io.ncclffm.core.bindings.shim.ncclLsaBuffer;
 import io.ncclffm.core.internal.NativeLibraries;
 import io.ncclffm.core.internal.NativeText;
+import io.ncclffm.lsa.LsaPath;
+import io.ncclffm.lsa.LsaProtocol;
+import io.ncclffm.lsa.LsaProvider;
 import io.ncclffm.lsa.LsaWindow;
 import java.lang.foreign.Arena;
 import java.lang.foreign.MemoryLayout.PathElement;
@@ -34,19 +40,32 @@ import org.jspecify.annotations.Nullable;
 
 /**
  * What kernels of one rank need to communicate ({@code ncclFfmDevComm}): channels, the addresses of
- * the peers' windows, and a status record through which a failed kernel tells what happened.
+ * the peers' windows, and a status record through which a failed kernel tells what happened. And
+ * the collectives that are a kernel of their own ({@code ncclFfmLaunch}).
  *
- * <p>Creating and closing are collective over the communicator, which closes it too. Its kernels
- * are launched in the same order on every rank, one stream at a time: a second collective on a busy
- * channel is an error. Threads: one at a time.
+ * <p>Every collective is called by all ranks, in the same order, with the same arguments but for
+ * buffers, buffers' offsets and streams. It is enqueued on a stream and returns at once; a failure
+ * in the kernel is thrown by {@link CudaStream#synchronize} and by every later call. Counts and
+ * offsets in buffers are in elements, offsets in windows in bytes, both as small or odd as they
+ * come. All types of {@link DataType} but the 8-bit floats; the sum, product, minimum, maximum and
+ * average of {@link ReduceOp}. Results are bit-identical on all ranks. In place and otherwise as
+ * {@link Communicator}'s: buffers are equal or apart, or this rank's part of the larger one.
+ *
+ * <p>Collectives run one at a time: a second one on a busy channel is an error, which the stream
+ * reports. {@link #send} and {@link #recv} may run beside one on other streams, also several at
+ * once if with different peers; then all their blocks must fit on the GPU at the same time, or they
+ * wait for one another until the deadline: {@link LaunchChoice#blocks} keeps them small. A
+ * collective by {@link DeviceAlgorithm#RING} is made of sends, and takes none to or from a
+ * neighbour beside it.
+ *
+ * <p>The forms on windows ("zero-copy") take memory that every rank reaches: kernels load from and
+ * store to the peers' windows, and nothing is staged. All ranks name the same windows and the same
+ * offsets. Until every rank's call has ended on its stream, no rank may touch what it gave.
+ *
+ * <p>Creating and closing are collective over the communicator, which closes it too. Threads: one
+ * at a time; {@link #abort} from any. No call here allocates on the Java heap.
  */
 public final class DeviceCommunicator implements AbortableResource, FailureSource {
-  /** Blocks that may work on one collective. */
-  private static final int CHANNELS = 16;
-
-  /** LL lines a peer has in flight on a channel: 4096 of 8 bytes payload are a chunk of 32 KiB. */
-  private static final int LINES_PER_SLOT = 4096;
-
   private static final Duration SETUP_TIMEOUT = Duration.ofMinutes(1);
   private static final Duration ABORT_TIMEOUT = Duration.ofSeconds(1);
   private static final int REMOTE_ERROR = 6;
@@ -70,6 +89,12 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
   private final Object lock = new Object();
   private final Arena arena = Arena.ofShared();
   private final MemorySegment struct = ncclFfmDevComm.allocate(arena);
+  // Filled anew for every launch, under the lock: nothing is allocated for one.
+  private final MemorySegment call = ncclFfmCall.allocate(arena);
+  private final MemorySegment sendWindow = ncclFfmCall.send(call);
+  private final MemorySegment recvWindow = ncclFfmCall.recv(call);
+  private final int rank;
+  private final int size;
   private final Set<CudaStream> streams = new HashSet<>();
   private @Nullable CudaStream lastStream;
   private boolean aborted;
@@ -84,6 +109,8 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
       LsaWindow window,
       boolean checked) {
     this.communicator = communicator;
+    this.rank = communicator.rank();
+    this.size = communicator.size();
     this.window = window;
     this.checked = checked;
     this.resources = resources;
@@ -109,12 +136,16 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
    * Creates one. Collective: every rank calls it. Loads and runs every kernel once, so that none
    * has to be loaded while another rank's waits.
    *
+   * @throws IllegalArgumentException if {@code NCCLFFM_PROTO} or {@code NCCLFFM_ALGO} is set to
+   *     what is none
    * @throws io.ncclffm.core.NativeLibraryException if the CUDA shim was not built
    * @throws io.ncclffm.lsa.LsaException if the ranks cannot address one another's memory
    */
   public static DeviceCommunicator create(
       Communicator communicator, DeviceCommunicatorConfig config) {
     NativeLibraries.requireShim();
+    int protocol = LaunchChoice.valueOf(config.protocol());
+    int algorithm = DeviceAlgorithm.valueOf(config.algorithm());
     CudaDevice device = communicator.device();
     // The ranks meet in a kernel of NCCL here, for the last time if they are threads. From now on
     // none is launched until all have loaded their kernels and allocated, which would wait for a
@@ -122,20 +153,25 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
     LsaWindow.prepare(communicator);
     Deque<AutoCloseable> resources = new ArrayDeque<>();
     try {
-      long words = CHANNELS * ncclFfmChannel.sizeof() / Integer.BYTES;
+      long words = config.channels() * ncclFfmChannel.sizeof() / Integer.BYTES;
       DeviceBuffer channels = DeviceBuffer.allocate(device, DataType.UINT32, words);
       resources.push(channels);
+      long pairBytes = (long) config.channels() * communicator.size() * ncclFfmPair.sizeof();
+      DeviceBuffer pairs = DeviceBuffer.allocate(device, DataType.UINT8, pairBytes);
+      resources.push(pairs);
       HostBuffer status = HostBuffer.allocate(device, ncclFfmStatus.sizeof() + Integer.BYTES);
       resources.push(status);
       CudaStream stream = CudaStream.create(device);
       resources.push(stream);
       channels.fill((byte) 0, stream);
+      pairs.fill((byte) 0, stream);
       checkShim(ShimH.ncclFfmPrime(stream.handle()), "ncclFfmPrime");
       stream.synchronize(SETUP_TIMEOUT);
       // When this returns, every rank has come to the end of it: nothing that loads or allocates
       // may follow here.
       LsaWindow window =
-          LsaWindow.create(communicator, windowBytes(communicator.size()), config.provider());
+          LsaWindow.create(
+              communicator, windowBytes(communicator.size(), config), config.provider());
       resources.push(window);
       communicator.disown(window); // closed by this object from now on, in its order
       if (window.team().size() < communicator.size()) {
@@ -154,7 +190,9 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
               stream,
               window,
               config.isChecked());
-      created.fillStruct(config.timeout(), channels, window.lsa().peers(), status);
+      created.fillStruct(config, pairs, status.deviceAddress());
+      ncclFfmDevComm.protocol(created.struct, protocol);
+      ncclFfmDevComm.algorithm(created.struct, algorithm);
       communicator.adopt(created);
       return created;
     } catch (RuntimeException e) {
@@ -170,7 +208,8 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
     }
   }
 
-  private static @Nullable RuntimeException closeAll(
+  /** Closes all, the youngest first, whatever they throw. */
+  static @Nullable RuntimeException closeAll(
       Deque<AutoCloseable> resources, @Nullable RuntimeException first) {
     RuntimeException trouble = first;
     while (!resources.isEmpty()) {
@@ -187,27 +226,52 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
     return trouble;
   }
 
-  private static long windowBytes(int size) {
+  private static long windowBytes(int size, DeviceCommunicatorConfig config) {
     try (Arena arena = Arena.ofConfined()) {
       MemorySegment out = arena.allocate(JAVA_LONG);
-      int rc = ShimH.ncclFfmGetWindowBytes(size, CHANNELS, LINES_PER_SLOT, out);
+      int rc = ShimH.ncclFfmGetWindowBytes(size, config.channels(), config.slotBytes(), out);
       checkShim(rc, "ncclFfmGetWindowBytes");
       return out.get(JAVA_LONG, 0);
     }
   }
 
   private void fillStruct(
-      Duration timeout, DeviceBuffer channels, DeviceBuffer peers, HostBuffer statusBuffer) {
+      DeviceCommunicatorConfig config, DeviceBuffer pairs, MemorySegment deviceStatus) {
     ncclFfmDevComm.magic(struct, ShimH.NCCLFFM_DEVCOMM_MAGIC());
     ncclFfmDevComm.version(struct, ShimH.NCCLFFM_ABI_VERSION());
-    ncclFfmDevComm.rank(struct, communicator.rank());
-    ncclFfmDevComm.nRanks(struct, communicator.size());
-    ncclFfmDevComm.nChannels(struct, CHANNELS);
-    ncclFfmDevComm.linesPerSlot(struct, LINES_PER_SLOT);
-    ncclFfmDevComm.timeoutNs(struct, timeout.toNanos());
+    ncclFfmDevComm.rank(struct, rank);
+    ncclFfmDevComm.nRanks(struct, size);
+    ncclFfmDevComm.nChannels(struct, config.channels());
+    ncclFfmDevComm.slotBytes(struct, config.slotBytes());
+    ncclFfmDevComm.timeoutNs(struct, config.timeout().toNanos());
     ncclFfmDevComm.channels(struct, channels.address(0));
-    ncclFfmDevComm.peers(struct, peers.address(0));
-    ncclFfmDevComm.status(struct, statusBuffer.deviceAddress());
+    ncclFfmDevComm.pairs(struct, pairs.address(0));
+    ncclFfmDevComm.peers(struct, window.lsa().peers().address(0));
+    ncclFfmDevComm.status(struct, deviceStatus);
+    ncclFfmDevComm.lsa(struct, window.lsa().struct());
+    ncclFfmDevComm.path(struct, pathOf(window));
+    ncclFfmDevComm.ranksPerDevice(struct, window.ranksPerDevice());
+  }
+
+  /** The {@code ncclFfmPath} between any two ranks. */
+  private static int pathOf(LsaWindow window) {
+    if (window.provider() == LsaProvider.CPU) {
+      return ShimH.ncclFfmPathSameGpu(); // one host's memory, whatever devices are emulated on it
+    }
+    LsaPath path = window.poorestPath();
+    switch (path) {
+      case SELF:
+      case SAME_GPU:
+        return ShimH.ncclFfmPathSameGpu();
+      case NVLINK:
+        return ShimH.ncclFfmPathNvLink();
+      case PCIE_P2P:
+        return ShimH.ncclFfmPathPcie();
+      case HOST_STAGED:
+        return ShimH.ncclFfmPathHostStaged();
+      default:
+        throw new IllegalStateException("no kernel reaches a rank over " + path);
+    }
   }
 
   /** The communicator that this one lives on. */
@@ -231,18 +295,158 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
   }
 
   /**
-   * All-reduces whole buffers in one kernel (LL protocol, one-shot): every rank stores its data
-   * with a flag into every peer's window and sums what arrives, in rank order, so that the result
-   * is the same on all. Asynchronous; for now {@link DataType#FLOAT32} and {@link ReduceOp#SUM}.
+   * How a call would run ({@code ncclFfmChoose}): protocol, algorithm and blocks, where the choice
+   * given, the device communicator's defaults and the table leave them. Not collective.
    *
-   * @param send may be the same buffer as recv
+   * @param count elements as the function counts them: of a buffer, or of one rank's part
+   * @throws NcclException if the function cannot run so
    */
+  public LaunchChoice choose(
+      DeviceFunction function, DataType type, long count, LaunchChoice choice) {
+    return choose(function, type, count, choice, 0);
+  }
+
+  /** The same of a call on windows. */
+  public LaunchChoice chooseOnWindows(
+      DeviceFunction function, DataType type, long count, LaunchChoice choice) {
+    checkChoice(function, choice);
+    return choose(function, type, count, choice, window.lsa().peers().address(0).address());
+  }
+
+  private LaunchChoice choose(
+      DeviceFunction function, DataType type, long count, LaunchChoice choice, long peers) {
+    checkType(function, type);
+    long all = times(function, count);
+    if (all > Long.MAX_VALUE / 4 / type.bytes()) {
+      throw new IllegalArgumentException(function.operation + ": " + count + " x " + type);
+    }
+    int other = rank == 0 ? 1 : 0;
+    boolean isGrouped = function == DeviceFunction.HIERARCHICAL_ALL_REDUCE;
+    boolean isPair = function.value >= DeviceFunction.SEND.value;
+    synchronized (lock) {
+      checkOpen(function.operation);
+      // Buffers that nothing is read from: what will run does not depend on where they are.
+      long near = peers == 0 ? 1 << 20 : 0;
+      long far = near + all * type.bytes() + (1 << 20) & -512L;
+      fill(function, type, 0, isGrouped ? size : isPair ? other : 0, other, count, choice);
+      place(sendWindow, ncclFfmCall.sendbuff$offset(), peers, Long.MAX_VALUE, near);
+      place(recvWindow, ncclFfmCall.recvbuff$offset(), peers, Long.MAX_VALUE, far);
+      communicator.device().makeCurrent();
+      checkShim(ShimH.ncclFfmChoose(struct, call), function.operation);
+      return LaunchChoice.of(
+          ncclFfmCall.protocol(call), ncclFfmCall.algorithm(call), ncclFfmCall.blocks(call));
+    }
+  }
+
+  /** All of the call but the buffers. */
+  private void fill(
+      DeviceFunction function,
+      DataType type,
+      int op,
+      int root,
+      int source,
+      long count,
+      LaunchChoice choice) {
+    ncclFfmCall.function(call, function.value);
+    ncclFfmCall.datatype(call, type.ncclValue());
+    ncclFfmCall.op(call, op);
+    ncclFfmCall.root(call, root);
+    ncclFfmCall.source(call, source);
+    ncclFfmCall.protocol(call, LaunchChoice.valueOf(choice.protocol()));
+    ncclFfmCall.algorithm(call, DeviceAlgorithm.valueOf(choice.algorithm()));
+    ncclFfmCall.blocks(call, choice.blocks());
+    ncclFfmCall.count(call, count);
+  }
+
+  /** A buffer at an address, or where there is a table of peers at an offset of a window. */
+  private void place(
+      MemorySegment ofWindow, long buffOffset, long peers, long bytes, long addressOrOffset) {
+    boolean isWindow = peers != 0;
+    call.set(JAVA_LONG, buffOffset, isWindow ? 0 : addressOrOffset);
+    ofWindow.set(JAVA_LONG, ncclLsaBuffer.peers$offset(), peers);
+    ncclLsaBuffer.bytes(ofWindow, isWindow ? bytes : 0);
+    ncclLsaBuffer.offset(ofWindow, isWindow ? addressOrOffset : 0);
+  }
+
+  private void launch(
+      DeviceFunction function,
+      DataType type,
+      int op,
+      int root,
+      int source,
+      long count,
+      long send,
+      long recv,
+      CudaStream stream,
+      LaunchChoice choice) {
+    communicator.begin(function.operation, stream);
+    try {
+      synchronized (lock) {
+        checkUsable(function.operation, stream);
+        fill(function, type, op, root, source, count, choice);
+        place(sendWindow, ncclFfmCall.sendbuff$offset(), 0, 0, send);
+        place(recvWindow, ncclFfmCall.recvbuff$offset(), 0, 0, recv);
+        checkShim(ShimH.ncclFfmLaunch(struct, call, stream.handle()), function.operation);
+      }
+    } finally {
+      communicator.end();
+    }
+  }
+
+  private void launch(
+      DeviceFunction function,
+      DataType type,
+      int op,
+      int root,
+      long count,
+      LsaWindow send,
+      long sendOffset,
+      long sendCount,
+      LsaWindow recv,
+      long recvOffset,
+      long recvCount,
+      CudaStream stream,
+      LaunchChoice choice) {
+    checkType(function, type);
+    checkChoice(function, choice);
+    communicator.begin(function.operation, stream);
+    try {
+      checkWindow(function, send, sendOffset, type, sendCount);
+      checkWindow(function, recv, recvOffset, type, recvCount);
+      long sendPeers = send.lsa().peers().address(0).address();
+      long recvPeers = recv.lsa().peers().address(0).address();
+      synchronized (lock) {
+        checkUsable(function.operation, stream);
+        fill(function, type, op, root, 0, count, choice);
+        place(sendWindow, ncclFfmCall.sendbuff$offset(), sendPeers, send.bytes(), sendOffset);
+        place(recvWindow, ncclFfmCall.recvbuff$offset(), recvPeers, recv.bytes(), recvOffset);
+        checkShim(ShimH.ncclFfmLaunch(struct, call, stream.handle()), function.operation);
+      }
+    } finally {
+      communicator.end();
+    }
+  }
+
+  /** Windows have no wire protocol: their data is where it belongs when it is stored. */
+  private static void checkChoice(DeviceFunction function, LaunchChoice choice) {
+    if (choice.protocol() != null && choice.protocol() != LsaProtocol.SIMPLE) {
+      throw new IllegalArgumentException(
+          function.operation
+              + " on windows: "
+              + choice
+              + ": windows take SIMPLE only; leave the protocol open");
+    }
+  }
+
+  /** Reduces whole buffers of equal type and count; every rank gets the result. */
   public void allReduce(DeviceBuffer send, DeviceBuffer recv, ReduceOp op, CudaStream stream) {
-    checkCounts("ncclFfmAllReduce", send, recv);
+    checkCounts(DeviceFunction.ALL_REDUCE, send, send.count(), recv, recv.count());
     allReduce(send, 0, recv, 0, send.count(), op, stream);
   }
 
-  /** All-reduces {@code count} elements from any offsets; see the short form. */
+  /**
+   * Reduces {@code count} elements; every rank gets the result ({@code ncclFfmFunctionAllReduce}).
+   */
   public void allReduce(
       DeviceBuffer send,
       long sendOffset,
@@ -251,30 +455,764 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
       long count,
       ReduceOp op,
       CudaStream stream) {
-    checkBuffer("ncclFfmAllReduce", send);
-    checkBuffer("ncclFfmAllReduce", recv);
-    if (send.type() != recv.type()) {
+    allReduce(send, sendOffset, recv, recvOffset, count, op, stream, LaunchChoice.AUTO);
+  }
+
+  /** The same, run as said. */
+  public void allReduce(
+      DeviceBuffer send,
+      long sendOffset,
+      DeviceBuffer recv,
+      long recvOffset,
+      long count,
+      ReduceOp op,
+      CudaStream stream,
+      LaunchChoice choice) {
+    checkTypes(DeviceFunction.ALL_REDUCE, send, recv);
+    launch(
+        DeviceFunction.ALL_REDUCE,
+        send.type(),
+        opValue(DeviceFunction.ALL_REDUCE, op),
+        0,
+        0,
+        count,
+        send.address(DeviceFunction.ALL_REDUCE.operation, sendOffset, count).address(),
+        recv.address(DeviceFunction.ALL_REDUCE.operation, recvOffset, count).address(),
+        stream,
+        choice);
+  }
+
+  /**
+   * The same on windows.
+   *
+   * @param sendOffset in bytes, the same on every rank, as recvOffset is
+   */
+  public void allReduce(
+      LsaWindow send,
+      long sendOffset,
+      LsaWindow recv,
+      long recvOffset,
+      DataType type,
+      long count,
+      ReduceOp op,
+      CudaStream stream) {
+    allReduce(send, sendOffset, recv, recvOffset, type, count, op, stream, LaunchChoice.AUTO);
+  }
+
+  /** The same on windows, run as said. */
+  public void allReduce(
+      LsaWindow send,
+      long sendOffset,
+      LsaWindow recv,
+      long recvOffset,
+      DataType type,
+      long count,
+      ReduceOp op,
+      CudaStream stream,
+      LaunchChoice choice) {
+    launch(
+        DeviceFunction.ALL_REDUCE,
+        type,
+        opValue(DeviceFunction.ALL_REDUCE, op),
+        0,
+        count,
+        send,
+        sendOffset,
+        count,
+        recv,
+        recvOffset,
+        count,
+        stream,
+        choice);
+  }
+
+  /** Reduces, and leaves part r of the result on rank r; send has size times recv's elements. */
+  public void reduceScatter(DeviceBuffer send, DeviceBuffer recv, ReduceOp op, CudaStream stream) {
+    checkCounts(
+        DeviceFunction.REDUCE_SCATTER,
+        send,
+        send.count(),
+        recv,
+        times(DeviceFunction.REDUCE_SCATTER, recv.count()));
+    reduceScatter(send, 0, recv, 0, recv.count(), op, stream);
+  }
+
+  /**
+   * Reduces size times {@code recvCount} elements and leaves part r of the result on rank r ({@code
+   * ncclFfmFunctionReduceScatter}).
+   *
+   * @param recvCount elements a rank receives
+   */
+  public void reduceScatter(
+      DeviceBuffer send,
+      long sendOffset,
+      DeviceBuffer recv,
+      long recvOffset,
+      long recvCount,
+      ReduceOp op,
+      CudaStream stream) {
+    reduceScatter(send, sendOffset, recv, recvOffset, recvCount, op, stream, LaunchChoice.AUTO);
+  }
+
+  /** The same, run as said. */
+  public void reduceScatter(
+      DeviceBuffer send,
+      long sendOffset,
+      DeviceBuffer recv,
+      long recvOffset,
+      long recvCount,
+      ReduceOp op,
+      CudaStream stream,
+      LaunchChoice choice) {
+    checkTypes(DeviceFunction.REDUCE_SCATTER, send, recv);
+    launch(
+        DeviceFunction.REDUCE_SCATTER,
+        send.type(),
+        opValue(DeviceFunction.REDUCE_SCATTER, op),
+        0,
+        0,
+        recvCount,
+        send.address(
+                DeviceFunction.REDUCE_SCATTER.operation,
+                sendOffset,
+                times(DeviceFunction.REDUCE_SCATTER, recvCount))
+            .address(),
+        recv.address(DeviceFunction.REDUCE_SCATTER.operation, recvOffset, recvCount).address(),
+        stream,
+        choice);
+  }
+
+  /**
+   * The same on windows.
+   *
+   * @param sendOffset in bytes, the same on every rank, as recvOffset is
+   */
+  public void reduceScatter(
+      LsaWindow send,
+      long sendOffset,
+      LsaWindow recv,
+      long recvOffset,
+      DataType type,
+      long recvCount,
+      ReduceOp op,
+      CudaStream stream) {
+    reduceScatter(
+        send, sendOffset, recv, recvOffset, type, recvCount, op, stream, LaunchChoice.AUTO);
+  }
+
+  /** The same on windows, run as said. */
+  public void reduceScatter(
+      LsaWindow send,
+      long sendOffset,
+      LsaWindow recv,
+      long recvOffset,
+      DataType type,
+      long recvCount,
+      ReduceOp op,
+      CudaStream stream,
+      LaunchChoice choice) {
+    launch(
+        DeviceFunction.REDUCE_SCATTER,
+        type,
+        opValue(DeviceFunction.REDUCE_SCATTER, op),
+        0,
+        recvCount,
+        send,
+        sendOffset,
+        times(DeviceFunction.REDUCE_SCATTER, recvCount),
+        recv,
+        recvOffset,
+        recvCount,
+        stream,
+        choice);
+  }
+
+  /** Collects every rank's whole send buffer, in rank order; recv has size times the elements. */
+  public void allGather(DeviceBuffer send, DeviceBuffer recv, CudaStream stream) {
+    checkCounts(
+        DeviceFunction.ALL_GATHER,
+        send,
+        times(DeviceFunction.ALL_GATHER, send.count()),
+        recv,
+        recv.count());
+    allGather(send, 0, recv, 0, send.count(), stream);
+  }
+
+  /**
+   * Collects {@code sendCount} elements of every rank, in rank order ({@code
+   * ncclFfmFunctionAllGather}).
+   *
+   * @param sendCount elements a rank; recv takes size times as many
+   */
+  public void allGather(
+      DeviceBuffer send,
+      long sendOffset,
+      DeviceBuffer recv,
+      long recvOffset,
+      long sendCount,
+      CudaStream stream) {
+    allGather(send, sendOffset, recv, recvOffset, sendCount, stream, LaunchChoice.AUTO);
+  }
+
+  /** The same, run as said. */
+  public void allGather(
+      DeviceBuffer send,
+      long sendOffset,
+      DeviceBuffer recv,
+      long recvOffset,
+      long sendCount,
+      CudaStream stream,
+      LaunchChoice choice) {
+    checkTypes(DeviceFunction.ALL_GATHER, send, recv);
+    launch(
+        DeviceFunction.ALL_GATHER,
+        send.type(),
+        0,
+        0,
+        0,
+        sendCount,
+        send.address(DeviceFunction.ALL_GATHER.operation, sendOffset, sendCount).address(),
+        recv.address(
+                DeviceFunction.ALL_GATHER.operation,
+                recvOffset,
+                times(DeviceFunction.ALL_GATHER, sendCount))
+            .address(),
+        stream,
+        choice);
+  }
+
+  /**
+   * The same on windows.
+   *
+   * @param sendOffset in bytes, the same on every rank, as recvOffset is
+   */
+  public void allGather(
+      LsaWindow send,
+      long sendOffset,
+      LsaWindow recv,
+      long recvOffset,
+      DataType type,
+      long sendCount,
+      CudaStream stream) {
+    allGather(send, sendOffset, recv, recvOffset, type, sendCount, stream, LaunchChoice.AUTO);
+  }
+
+  /** The same on windows, run as said. */
+  public void allGather(
+      LsaWindow send,
+      long sendOffset,
+      LsaWindow recv,
+      long recvOffset,
+      DataType type,
+      long sendCount,
+      CudaStream stream,
+      LaunchChoice choice) {
+    launch(
+        DeviceFunction.ALL_GATHER,
+        type,
+        0,
+        0,
+        sendCount,
+        send,
+        sendOffset,
+        sendCount,
+        recv,
+        recvOffset,
+        times(DeviceFunction.ALL_GATHER, sendCount),
+        stream,
+        choice);
+  }
+
+  /** Copies the root's whole buffer to every rank's; the send buffer is only read on the root. */
+  public void broadcast(DeviceBuffer send, DeviceBuffer recv, int root, CudaStream stream) {
+    checkCounts(DeviceFunction.BROADCAST, send, send.count(), recv, recv.count());
+    broadcast(send, 0, recv, 0, send.count(), root, stream);
+  }
+
+  /** Copies {@code count} elements of the root to every rank ({@code ncclFfmFunctionBroadcast}). */
+  public void broadcast(
+      DeviceBuffer send,
+      long sendOffset,
+      DeviceBuffer recv,
+      long recvOffset,
+      long count,
+      int root,
+      CudaStream stream) {
+    broadcast(send, sendOffset, recv, recvOffset, count, root, stream, LaunchChoice.AUTO);
+  }
+
+  /** The same, run as said. */
+  public void broadcast(
+      DeviceBuffer send,
+      long sendOffset,
+      DeviceBuffer recv,
+      long recvOffset,
+      long count,
+      int root,
+      CudaStream stream,
+      LaunchChoice choice) {
+    checkTypes(DeviceFunction.BROADCAST, send, recv);
+    launch(
+        DeviceFunction.BROADCAST,
+        send.type(),
+        0,
+        checkRoot(DeviceFunction.BROADCAST, root),
+        0,
+        count,
+        send.address(DeviceFunction.BROADCAST.operation, sendOffset, count).address(),
+        recv.address(DeviceFunction.BROADCAST.operation, recvOffset, count).address(),
+        stream,
+        choice);
+  }
+
+  /**
+   * The same on windows.
+   *
+   * @param sendOffset in bytes, the same on every rank, as recvOffset is
+   */
+  public void broadcast(
+      LsaWindow send,
+      long sendOffset,
+      LsaWindow recv,
+      long recvOffset,
+      DataType type,
+      long count,
+      int root,
+      CudaStream stream) {
+    broadcast(send, sendOffset, recv, recvOffset, type, count, root, stream, LaunchChoice.AUTO);
+  }
+
+  /** The same on windows, run as said. */
+  public void broadcast(
+      LsaWindow send,
+      long sendOffset,
+      LsaWindow recv,
+      long recvOffset,
+      DataType type,
+      long count,
+      int root,
+      CudaStream stream,
+      LaunchChoice choice) {
+    launch(
+        DeviceFunction.BROADCAST,
+        type,
+        0,
+        checkRoot(DeviceFunction.BROADCAST, root),
+        count,
+        send,
+        sendOffset,
+        count,
+        recv,
+        recvOffset,
+        count,
+        stream,
+        choice);
+  }
+
+  /** Reduces whole buffers to the root's; the receive buffer is only written on the root. */
+  public void reduce(
+      DeviceBuffer send, DeviceBuffer recv, ReduceOp op, int root, CudaStream stream) {
+    checkCounts(DeviceFunction.REDUCE, send, send.count(), recv, recv.count());
+    reduce(send, 0, recv, 0, send.count(), op, root, stream);
+  }
+
+  /** Reduces {@code count} elements to the root ({@code ncclFfmFunctionReduce}). */
+  public void reduce(
+      DeviceBuffer send,
+      long sendOffset,
+      DeviceBuffer recv,
+      long recvOffset,
+      long count,
+      ReduceOp op,
+      int root,
+      CudaStream stream) {
+    reduce(send, sendOffset, recv, recvOffset, count, op, root, stream, LaunchChoice.AUTO);
+  }
+
+  /** The same, run as said. */
+  public void reduce(
+      DeviceBuffer send,
+      long sendOffset,
+      DeviceBuffer recv,
+      long recvOffset,
+      long count,
+      ReduceOp op,
+      int root,
+      CudaStream stream,
+      LaunchChoice choice) {
+    checkTypes(DeviceFunction.REDUCE, send, recv);
+    launch(
+        DeviceFunction.REDUCE,
+        send.type(),
+        opValue(DeviceFunction.REDUCE, op),
+        checkRoot(DeviceFunction.REDUCE, root),
+        0,
+        count,
+        send.address(DeviceFunction.REDUCE.operation, sendOffset, count).address(),
+        recv.address(DeviceFunction.REDUCE.operation, recvOffset, count).address(),
+        stream,
+        choice);
+  }
+
+  /**
+   * The same on windows.
+   *
+   * @param sendOffset in bytes, the same on every rank, as recvOffset is
+   */
+  public void reduce(
+      LsaWindow send,
+      long sendOffset,
+      LsaWindow recv,
+      long recvOffset,
+      DataType type,
+      long count,
+      ReduceOp op,
+      int root,
+      CudaStream stream) {
+    reduce(send, sendOffset, recv, recvOffset, type, count, op, root, stream, LaunchChoice.AUTO);
+  }
+
+  /** The same on windows, run as said. */
+  public void reduce(
+      LsaWindow send,
+      long sendOffset,
+      LsaWindow recv,
+      long recvOffset,
+      DataType type,
+      long count,
+      ReduceOp op,
+      int root,
+      CudaStream stream,
+      LaunchChoice choice) {
+    launch(
+        DeviceFunction.REDUCE,
+        type,
+        opValue(DeviceFunction.REDUCE, op),
+        checkRoot(DeviceFunction.REDUCE, root),
+        count,
+        send,
+        sendOffset,
+        count,
+        recv,
+        recvOffset,
+        count,
+        stream,
+        choice);
+  }
+
+  /** Sends part r of the whole send buffer to rank r; both buffers have size times the elements. */
+  public void allToAll(DeviceBuffer send, DeviceBuffer recv, CudaStream stream) {
+    checkCounts(DeviceFunction.ALL_TO_ALL, send, send.count(), recv, recv.count());
+    if (send.count() % size != 0) {
       throw new IllegalArgumentException(
-          "ncclFfmAllReduce: send " + send + " and recv " + recv + " differ in type");
+          DeviceFunction.ALL_TO_ALL.operation
+              + " on "
+              + communicator
+              + ": the "
+              + send
+              + " does not divide by the number of ranks");
     }
-    communicator.begin("ncclFfmAllReduce", stream);
-    try {
-      synchronized (lock) {
-        checkUsable("ncclFfmAllReduce", stream);
-        int rc =
-            ShimH.ncclFfmAllReduce(
-                struct,
-                send.address("ncclFfmAllReduce", sendOffset, count),
-                recv.address("ncclFfmAllReduce", recvOffset, count),
-                count,
-                send.type().ncclValue(),
-                op.ncclValue(),
-                stream.handle());
-        checkShim(rc, "ncclFfmAllReduce");
-      }
-    } finally {
-      communicator.end();
+    allToAll(send, 0, recv, 0, send.count() / size, stream);
+  }
+
+  /**
+   * Sends {@code count} elements to every rank and receives as many from each ({@code
+   * ncclFfmFunctionAllToAll}). Has no in-place form.
+   *
+   * @param count elements a pair of ranks
+   */
+  public void allToAll(
+      DeviceBuffer send,
+      long sendOffset,
+      DeviceBuffer recv,
+      long recvOffset,
+      long count,
+      CudaStream stream) {
+    allToAll(send, sendOffset, recv, recvOffset, count, stream, LaunchChoice.AUTO);
+  }
+
+  /** The same, run as said. */
+  public void allToAll(
+      DeviceBuffer send,
+      long sendOffset,
+      DeviceBuffer recv,
+      long recvOffset,
+      long count,
+      CudaStream stream,
+      LaunchChoice choice) {
+    checkTypes(DeviceFunction.ALL_TO_ALL, send, recv);
+    launch(
+        DeviceFunction.ALL_TO_ALL,
+        send.type(),
+        0,
+        0,
+        0,
+        count,
+        send.address(
+                DeviceFunction.ALL_TO_ALL.operation,
+                sendOffset,
+                times(DeviceFunction.ALL_TO_ALL, count))
+            .address(),
+        recv.address(
+                DeviceFunction.ALL_TO_ALL.operation,
+                recvOffset,
+                times(DeviceFunction.ALL_TO_ALL, count))
+            .address(),
+        stream,
+        choice);
+  }
+
+  /**
+   * The same on windows.
+   *
+   * @param sendOffset in bytes, the same on every rank, as recvOffset is
+   */
+  public void allToAll(
+      LsaWindow send,
+      long sendOffset,
+      LsaWindow recv,
+      long recvOffset,
+      DataType type,
+      long count,
+      CudaStream stream) {
+    allToAll(send, sendOffset, recv, recvOffset, type, count, stream, LaunchChoice.AUTO);
+  }
+
+  /** The same on windows, run as said. */
+  public void allToAll(
+      LsaWindow send,
+      long sendOffset,
+      LsaWindow recv,
+      long recvOffset,
+      DataType type,
+      long count,
+      CudaStream stream,
+      LaunchChoice choice) {
+    launch(
+        DeviceFunction.ALL_TO_ALL,
+        type,
+        0,
+        0,
+        count,
+        send,
+        sendOffset,
+        times(DeviceFunction.ALL_TO_ALL, count),
+        recv,
+        recvOffset,
+        times(DeviceFunction.ALL_TO_ALL, count),
+        stream,
+        choice);
+  }
+
+  /**
+   * Reduces whole buffers in groups of neighbouring ranks, then across the groups.
+   *
+   * @param ranksPerGroup divides the number of ranks
+   */
+  public void hierarchicalAllReduce(
+      DeviceBuffer send, DeviceBuffer recv, ReduceOp op, int ranksPerGroup, CudaStream stream) {
+    checkCounts(DeviceFunction.HIERARCHICAL_ALL_REDUCE, send, send.count(), recv, recv.count());
+    hierarchicalAllReduce(send, 0, recv, 0, send.count(), op, ranksPerGroup, stream);
+  }
+
+  /**
+   * Reduces {@code count} elements in groups of neighbouring ranks, then across the groups, and
+   * hands the result back the same way ({@code ncclFfmFunctionHierarchicalAllReduce}): groups
+   * exchange 1 / ranksPerGroup of the data. In one kernel, so within what windows reach; {@link
+   * HierarchicalAllReduce} goes beyond.
+   *
+   * @param ranksPerGroup divides the number of ranks
+   */
+  public void hierarchicalAllReduce(
+      DeviceBuffer send,
+      long sendOffset,
+      DeviceBuffer recv,
+      long recvOffset,
+      long count,
+      ReduceOp op,
+      int ranksPerGroup,
+      CudaStream stream) {
+    hierarchicalAllReduce(
+        send, sendOffset, recv, recvOffset, count, op, ranksPerGroup, stream, LaunchChoice.AUTO);
+  }
+
+  /** The same, run as said. */
+  public void hierarchicalAllReduce(
+      DeviceBuffer send,
+      long sendOffset,
+      DeviceBuffer recv,
+      long recvOffset,
+      long count,
+      ReduceOp op,
+      int ranksPerGroup,
+      CudaStream stream,
+      LaunchChoice choice) {
+    DeviceFunction function = DeviceFunction.HIERARCHICAL_ALL_REDUCE;
+    checkTypes(function, send, recv);
+    if (ranksPerGroup < 1 || size % ranksPerGroup != 0) {
+      throw new IllegalArgumentException(
+          function.operation
+              + " on "
+              + communicator
+              + ": groups of "
+              + ranksPerGroup
+              + ": must divide the "
+              + size
+              + " ranks");
     }
+    launch(
+        function,
+        send.type(),
+        opValue(function, op),
+        ranksPerGroup,
+        0,
+        count,
+        send.address(function.operation, sendOffset, count).address(),
+        recv.address(function.operation, recvOffset, count).address(),
+        stream,
+        choice);
+  }
+
+  /**
+   * What follows on the stream runs after all ranks' kernels of this call have begun, and so after
+   * what came before it on all ranks' streams ({@code ncclFfmFunctionBarrier}).
+   */
+  public void barrier(CudaStream stream) {
+    barrier(stream, LaunchChoice.AUTO);
+  }
+
+  /** The same, run as said. */
+  public void barrier(CudaStream stream, LaunchChoice choice) {
+    launch(DeviceFunction.BARRIER, DataType.INT8, 0, 0, 0, 0, 0, 0, stream, choice);
+  }
+
+  /** Sends a whole buffer; the peer must receive as many elements. */
+  public void send(DeviceBuffer buffer, int peer, CudaStream stream) {
+    send(buffer, 0, buffer.count(), peer, stream);
+  }
+
+  /**
+   * Sends {@code count} elements ({@code ncclFfmFunctionSend}). Ends on the stream when the buffer
+   * may be overwritten: before the peer receives if it fits two slots on each channel ({@link
+   * DeviceCommunicatorConfig.Builder#slotBytes}), else the kernel waits for it. Ranks that each
+   * send and receive take {@link #sendRecv}, or two streams.
+   *
+   * @param peer another rank
+   */
+  public void send(DeviceBuffer buffer, long offset, long count, int peer, CudaStream stream) {
+    send(buffer, offset, count, peer, stream, LaunchChoice.AUTO);
+  }
+
+  /** The same, run as said; the receiver says the same. */
+  public void send(
+      DeviceBuffer buffer,
+      long offset,
+      long count,
+      int peer,
+      CudaStream stream,
+      LaunchChoice choice) {
+    DeviceFunction function = DeviceFunction.SEND;
+    checkTypes(function, buffer, buffer);
+    launch(
+        function,
+        buffer.type(),
+        0,
+        checkPeer(function, peer),
+        0,
+        count,
+        buffer.address(function.operation, offset, count).address(),
+        0,
+        stream,
+        choice);
+  }
+
+  /** Receives a whole buffer; the peer must send as many elements. */
+  public void recv(DeviceBuffer buffer, int peer, CudaStream stream) {
+    recv(buffer, 0, buffer.count(), peer, stream);
+  }
+
+  /**
+   * Receives {@code count} elements ({@code ncclFfmFunctionRecv}).
+   *
+   * @param peer another rank
+   */
+  public void recv(DeviceBuffer buffer, long offset, long count, int peer, CudaStream stream) {
+    recv(buffer, offset, count, peer, stream, LaunchChoice.AUTO);
+  }
+
+  /** The same, run as said; the sender says the same. */
+  public void recv(
+      DeviceBuffer buffer,
+      long offset,
+      long count,
+      int peer,
+      CudaStream stream,
+      LaunchChoice choice) {
+    DeviceFunction function = DeviceFunction.RECV;
+    checkTypes(function, buffer, buffer);
+    launch(
+        function,
+        buffer.type(),
+        0,
+        0,
+        checkPeer(function, peer),
+        count,
+        0,
+        buffer.address(function.operation, offset, count).address(),
+        stream,
+        choice);
+  }
+
+  /** Sends one whole buffer and receives another of the same type and count. */
+  public void sendRecv(DeviceBuffer send, int to, DeviceBuffer recv, int from, CudaStream stream) {
+    checkCounts(DeviceFunction.SEND_RECV, send, send.count(), recv, recv.count());
+    sendRecv(send, 0, to, recv, 0, from, send.count(), stream);
+  }
+
+  /**
+   * Sends {@code count} elements to one rank and receives as many from another or the same one, in
+   * one kernel ({@code ncclFfmFunctionSendRecv}), so that ranks which all do so never stand still.
+   * The others may also call {@link #send} and {@link #recv}.
+   *
+   * @param to another rank
+   * @param from another rank
+   */
+  public void sendRecv(
+      DeviceBuffer send,
+      long sendOffset,
+      int to,
+      DeviceBuffer recv,
+      long recvOffset,
+      int from,
+      long count,
+      CudaStream stream) {
+    sendRecv(send, sendOffset, to, recv, recvOffset, from, count, stream, LaunchChoice.AUTO);
+  }
+
+  /** The same, run as said; the peers say the same. */
+  public void sendRecv(
+      DeviceBuffer send,
+      long sendOffset,
+      int to,
+      DeviceBuffer recv,
+      long recvOffset,
+      int from,
+      long count,
+      CudaStream stream,
+      LaunchChoice choice) {
+    DeviceFunction function = DeviceFunction.SEND_RECV;
+    checkTypes(function, send, recv);
+    launch(
+        function,
+        send.type(),
+        0,
+        checkPeer(function, to),
+        checkPeer(function, from),
+        count,
+        send.address(function.operation, sendOffset, count).address(),
+        recv.address(function.operation, recvOffset, count).address(),
+        stream,
+        choice);
   }
 
   /** See {@link FusedKernels#scaleAllReduceSqrt}. */
@@ -302,20 +1240,26 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
 
   /** Before a launch, under the lock: open, not failed, and the stream knows whom to ask. */
   private void checkUsable(String operation, CudaStream stream) {
-    if (closed) {
-      throw new IllegalStateException(
-          operation + ": the device communicator of " + communicator + " is closed");
-    }
+    checkOpen(operation);
     throwIfFailed();
     boolean captured = stream.isCapturing();
     if (checked && !captured) {
       verify(operation);
     }
     if (stream != lastStream || captured) {
-      streams.removeIf(known -> known.isClosed());
-      stream.watch(this);
-      streams.add(stream);
+      if (captured || !streams.contains(stream)) {
+        streams.removeIf(CudaStream::isClosed);
+        stream.watch(this);
+        streams.add(stream);
+      }
       lastStream = stream;
+    }
+  }
+
+  private void checkOpen(String operation) {
+    if (closed) {
+      throw new IllegalStateException(
+          operation + ": the device communicator of " + communicator + " is closed");
     }
   }
 
@@ -373,10 +1317,126 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
     }
   }
 
-  private static void checkCounts(String operation, DeviceBuffer send, DeviceBuffer recv) {
-    if (send.count() != recv.count()) {
+  private static void checkCounts(
+      DeviceFunction function,
+      DeviceBuffer send,
+      long sendCount,
+      DeviceBuffer recv,
+      long recvCount) {
+    if (sendCount != recvCount) {
       throw new IllegalArgumentException(
-          operation + ": the lengths of send " + send + " and recv " + recv + " do not match");
+          function.operation
+              + ": the lengths of send "
+              + send
+              + " and recv "
+              + recv
+              + " do not match: "
+              + sendCount
+              + " and "
+              + recvCount
+              + " elements; see the method's shapes, or pass offsets and a count");
+    }
+  }
+
+  private void checkTypes(DeviceFunction function, DeviceBuffer send, DeviceBuffer recv) {
+    if (send.type() != recv.type()) {
+      throw new IllegalArgumentException(
+          function.operation
+              + ": send "
+              + send
+              + " and recv "
+              + recv
+              + " differ in type; take one type");
+    }
+    checkBuffer(function.operation, send);
+    checkBuffer(function.operation, recv);
+    checkType(function, send.type());
+  }
+
+  private static void checkType(DeviceFunction function, DataType type) {
+    if (type.ncclValue() > DataType.BFLOAT16.ncclValue()) {
+      throw new IllegalArgumentException(
+          function.operation
+              + ": "
+              + type
+              + " is not supported inside kernels; the communicator's own collectives take it");
+    }
+  }
+
+  private static int opValue(DeviceFunction function, ReduceOp op) {
+    if (op.ncclValue() > ReduceOp.AVG.ncclValue()) {
+      throw new IllegalArgumentException(
+          function.operation
+              + ": the operator "
+              + op
+              + " is NCCL's own; kernels take sum, prod, max, min and avg");
+    }
+    return op.ncclValue();
+  }
+
+  private int checkRoot(DeviceFunction function, int root) {
+    if (root < 0 || root >= size) {
+      throw new IllegalArgumentException(
+          function.operation
+              + " on "
+              + communicator
+              + ": root "
+              + root
+              + ": ranks go from 0 to "
+              + (size - 1));
+    }
+    return root;
+  }
+
+  private int checkPeer(DeviceFunction function, int peer) {
+    if (peer < 0 || peer >= size || peer == rank) {
+      throw new IllegalArgumentException(
+          function.operation
+              + " on "
+              + communicator
+              + ": peer "
+              + peer
+              + ": must be another rank, from 0 to "
+              + (size - 1));
+    }
+    return peer;
+  }
+
+  private long times(DeviceFunction function, long count) {
+    if (count < 0 || count > Long.MAX_VALUE / size) {
+      throw new IllegalArgumentException(
+          function.operation + ": " + count + " elements for each of " + size + " ranks");
+    }
+    return count * size;
+  }
+
+  private void checkWindow(
+      DeviceFunction function, LsaWindow given, long offset, DataType type, long count) {
+    given.check(function.operation, communicator);
+    if (given.team().size() < size) {
+      throw new IllegalArgumentException(
+          function.operation + ": the " + given + " joins only the " + given.team());
+    }
+    if (count < 0
+        || offset < 0
+        || offset > given.bytes()
+        || count > (given.bytes() - offset) / type.bytes()
+        || offset % type.bytes() != 0) {
+      throw new IllegalArgumentException(
+          function.operation
+              + ": "
+              + count
+              + " x "
+              + type
+              + " at byte "
+              + offset
+              + " of the "
+              + given
+              + ": they must lie in it, at a multiple of "
+              + type.bytes());
+    }
+    if (checked) {
+      given.verify(function.operation);
     }
   }
 
@@ -410,7 +1470,7 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
     synchronized (lock) {
       if (!closed && (int) READY.getAcquire(status, 0L) != 0) {
         throw new DeviceCommException(
-            functionName(ncclFfmStatus.function(status)),
+            DeviceFunction.nameOf(ncclFfmStatus.function(status)),
             ncclFfmStatus.code(status),
             ncclFfmStatus.rank(status),
             ncclFfmStatus.peer(status),
@@ -423,16 +1483,6 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
             "device communicator", REMOTE_ERROR, communicator.rank(), -1, -1, 0, Duration.ZERO);
       }
     }
-  }
-
-  private static String functionName(int function) {
-    if (function == ShimH.ncclFfmFunctionAllReduce()) {
-      return "ncclFfmAllReduce";
-    }
-    if (function == ShimH.ncclFfmFunctionFusedScaleAllReduceSqrt()) {
-      return "ncclFfmFusedScaleAllReduceSqrt";
-    }
-    return "device function " + function;
   }
 
   /**

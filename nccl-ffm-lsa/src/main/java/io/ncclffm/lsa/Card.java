@@ -7,6 +7,7 @@ import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.util.List;
 import java.util.UUID;
 import java.util.concurrent.ThreadLocalRandom;
 import org.jspecify.annotations.Nullable;
@@ -81,6 +82,19 @@ record Card(
 
   boolean isSameProcess(Card other) {
     return process.equals(other.process);
+  }
+
+  /** The most of these ranks that share one device. */
+  static int mostOnOneDevice(List<Card> ranks) {
+    int most = 0;
+    for (Card one : ranks) {
+      int here = 0;
+      for (Card other : ranks) {
+        here += one.isSameHost(other) && one.device.equals(other.device) ? 1 : 0;
+      }
+      most = Math.max(most, here);
+    }
+    return most;
   }
 
   byte[] encode() {

@@ -15,6 +15,7 @@ import java.lang.foreign.ValueLayout;
 import java.nio.ByteBuffer;
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.Collections;
 import java.util.List;
 import java.util.Objects;
 import java.util.concurrent.atomic.AtomicBoolean;
@@ -44,6 +45,8 @@ public final class LsaWindow implements AutoCloseable {
   private final long bytes;
   private final long[] bases;
   private final LsaPath[] paths;
+  private final int ranksPerDevice;
+  private LsaPath poorestPath;
   private final long token;
   private @Nullable Lsa lsa;
   private final AtomicBoolean closed = new AtomicBoolean();
@@ -72,6 +75,8 @@ public final class LsaWindow implements AutoCloseable {
               : Paths.between(ranks.get(communicator.rank()), ranks.get(r), provider);
     }
     paths[communicator.rank()] = LsaPath.SELF;
+    this.poorestPath = Collections.max(Arrays.asList(paths));
+    this.ranksPerDevice = Card.mostOnOneDevice(ranks);
   }
 
   /**
@@ -235,23 +240,26 @@ public final class LsaWindow implements AutoCloseable {
           return null;
         }
         LsaWindow[] window = new LsaWindow[1];
-        boolean verified =
+        byte @Nullable [][] poorest =
             agree(
-                    "verifies",
-                    () -> {
-                      window[0] =
-                          new LsaWindow(communicator, exchange, provider, memory, bases[0], ranks);
-                      window[0].lsa = Lsa.create(window[0]);
-                      window[0].verify("LSA window");
-                      return new byte[0];
-                    })
-                != null;
-        if (!verified) {
+                "verifies",
+                () -> {
+                  window[0] =
+                      new LsaWindow(communicator, exchange, provider, memory, bases[0], ranks);
+                  window[0].lsa = Lsa.create(window[0]);
+                  window[0].verify("LSA window");
+                  return new byte[] {(byte) window[0].poorestPath.ordinal()};
+                });
+        if (poorest == null) {
           if (window[0] != null && window[0].lsa != null) {
             window[0].lsa.close();
           }
           undo();
           return null;
+        }
+        for (byte[] ofRank : poorest) {
+          LsaPath path = LsaPath.values()[ofRank[0]];
+          window[0].poorestPath = Collections.max(List.of(window[0].poorestPath, path));
         }
         communicator.adopt(window[0]);
         communicator.disown(this);
@@ -408,6 +416,16 @@ public final class LsaWindow implements AutoCloseable {
    */
   public LsaPath path(int rank) {
     return paths[Objects.checkIndex(rank, paths.length)];
+  }
+
+  /** The poorest that lies between any two ranks ({@link LsaPath} counts down). Of all ranks. */
+  public LsaPath poorestPath() {
+    return poorestPath;
+  }
+
+  /** The most ranks that share one device; the same on every rank. */
+  public int ranksPerDevice() {
+    return ranksPerDevice;
   }
 
   /**

@@ -22,10 +22,10 @@ public class ShimH extends ShimLayouts {
     static final SymbolLookup SYMBOL_LOOKUP =
             name -> io.ncclffm.core.internal.NativeLibraries.shim().find(name);
 
-    private static final int NCCLFFM_ABI_VERSION = (int)2L;
+    private static final int NCCLFFM_ABI_VERSION = (int)3L;
     /**
      * {@snippet lang=c :
-     * #define NCCLFFM_ABI_VERSION 2
+     * #define NCCLFFM_ABI_VERSION 3
      * }
      */
     public static int NCCLFFM_ABI_VERSION() {
@@ -49,14 +49,221 @@ public class ShimH extends ShimLayouts {
     public static int ncclFfmFunctionAllReduce() {
         return ncclFfmFunctionAllReduce;
     }
-    private static final int ncclFfmFunctionFusedScaleAllReduceSqrt = (int)2L;
+    private static final int ncclFfmFunctionReduceScatter = (int)2L;
     /**
      * {@snippet lang=c :
-     * enum ncclFfmFunction.ncclFfmFunctionFusedScaleAllReduceSqrt = 2
+     * enum ncclFfmFunction.ncclFfmFunctionReduceScatter = 2
+     * }
+     */
+    public static int ncclFfmFunctionReduceScatter() {
+        return ncclFfmFunctionReduceScatter;
+    }
+    private static final int ncclFfmFunctionAllGather = (int)3L;
+    /**
+     * {@snippet lang=c :
+     * enum ncclFfmFunction.ncclFfmFunctionAllGather = 3
+     * }
+     */
+    public static int ncclFfmFunctionAllGather() {
+        return ncclFfmFunctionAllGather;
+    }
+    private static final int ncclFfmFunctionBroadcast = (int)4L;
+    /**
+     * {@snippet lang=c :
+     * enum ncclFfmFunction.ncclFfmFunctionBroadcast = 4
+     * }
+     */
+    public static int ncclFfmFunctionBroadcast() {
+        return ncclFfmFunctionBroadcast;
+    }
+    private static final int ncclFfmFunctionReduce = (int)5L;
+    /**
+     * {@snippet lang=c :
+     * enum ncclFfmFunction.ncclFfmFunctionReduce = 5
+     * }
+     */
+    public static int ncclFfmFunctionReduce() {
+        return ncclFfmFunctionReduce;
+    }
+    private static final int ncclFfmFunctionAllToAll = (int)6L;
+    /**
+     * {@snippet lang=c :
+     * enum ncclFfmFunction.ncclFfmFunctionAllToAll = 6
+     * }
+     */
+    public static int ncclFfmFunctionAllToAll() {
+        return ncclFfmFunctionAllToAll;
+    }
+    private static final int ncclFfmFunctionBarrier = (int)7L;
+    /**
+     * {@snippet lang=c :
+     * enum ncclFfmFunction.ncclFfmFunctionBarrier = 7
+     * }
+     */
+    public static int ncclFfmFunctionBarrier() {
+        return ncclFfmFunctionBarrier;
+    }
+    private static final int ncclFfmFunctionHierarchicalAllReduce = (int)8L;
+    /**
+     * {@snippet lang=c :
+     * enum ncclFfmFunction.ncclFfmFunctionHierarchicalAllReduce = 8
+     * }
+     */
+    public static int ncclFfmFunctionHierarchicalAllReduce() {
+        return ncclFfmFunctionHierarchicalAllReduce;
+    }
+    private static final int ncclFfmFunctionSend = (int)9L;
+    /**
+     * {@snippet lang=c :
+     * enum ncclFfmFunction.ncclFfmFunctionSend = 9
+     * }
+     */
+    public static int ncclFfmFunctionSend() {
+        return ncclFfmFunctionSend;
+    }
+    private static final int ncclFfmFunctionRecv = (int)10L;
+    /**
+     * {@snippet lang=c :
+     * enum ncclFfmFunction.ncclFfmFunctionRecv = 10
+     * }
+     */
+    public static int ncclFfmFunctionRecv() {
+        return ncclFfmFunctionRecv;
+    }
+    private static final int ncclFfmFunctionSendRecv = (int)11L;
+    /**
+     * {@snippet lang=c :
+     * enum ncclFfmFunction.ncclFfmFunctionSendRecv = 11
+     * }
+     */
+    public static int ncclFfmFunctionSendRecv() {
+        return ncclFfmFunctionSendRecv;
+    }
+    private static final int ncclFfmFunctionFusedScaleAllReduceSqrt = (int)12L;
+    /**
+     * {@snippet lang=c :
+     * enum ncclFfmFunction.ncclFfmFunctionFusedScaleAllReduceSqrt = 12
      * }
      */
     public static int ncclFfmFunctionFusedScaleAllReduceSqrt() {
         return ncclFfmFunctionFusedScaleAllReduceSqrt;
+    }
+    private static final int ncclFfmFunctionGridSync = (int)13L;
+    /**
+     * {@snippet lang=c :
+     * enum ncclFfmFunction.ncclFfmFunctionGridSync = 13
+     * }
+     */
+    public static int ncclFfmFunctionGridSync() {
+        return ncclFfmFunctionGridSync;
+    }
+    private static final int ncclFfmProtocolAuto = (int)0L;
+    /**
+     * {@snippet lang=c :
+     * enum ncclFfmProtocol.ncclFfmProtocolAuto = 0
+     * }
+     */
+    public static int ncclFfmProtocolAuto() {
+        return ncclFfmProtocolAuto;
+    }
+    private static final int ncclFfmProtocolLL = (int)1L;
+    /**
+     * {@snippet lang=c :
+     * enum ncclFfmProtocol.ncclFfmProtocolLL = 1
+     * }
+     */
+    public static int ncclFfmProtocolLL() {
+        return ncclFfmProtocolLL;
+    }
+    private static final int ncclFfmProtocolLL128 = (int)2L;
+    /**
+     * {@snippet lang=c :
+     * enum ncclFfmProtocol.ncclFfmProtocolLL128 = 2
+     * }
+     */
+    public static int ncclFfmProtocolLL128() {
+        return ncclFfmProtocolLL128;
+    }
+    private static final int ncclFfmProtocolSimple = (int)3L;
+    /**
+     * {@snippet lang=c :
+     * enum ncclFfmProtocol.ncclFfmProtocolSimple = 3
+     * }
+     */
+    public static int ncclFfmProtocolSimple() {
+        return ncclFfmProtocolSimple;
+    }
+    private static final int ncclFfmAlgorithmAuto = (int)0L;
+    /**
+     * {@snippet lang=c :
+     * enum ncclFfmAlgorithm.ncclFfmAlgorithmAuto = 0
+     * }
+     */
+    public static int ncclFfmAlgorithmAuto() {
+        return ncclFfmAlgorithmAuto;
+    }
+    private static final int ncclFfmAlgorithmOneShot = (int)1L;
+    /**
+     * {@snippet lang=c :
+     * enum ncclFfmAlgorithm.ncclFfmAlgorithmOneShot = 1
+     * }
+     */
+    public static int ncclFfmAlgorithmOneShot() {
+        return ncclFfmAlgorithmOneShot;
+    }
+    private static final int ncclFfmAlgorithmTwoShot = (int)2L;
+    /**
+     * {@snippet lang=c :
+     * enum ncclFfmAlgorithm.ncclFfmAlgorithmTwoShot = 2
+     * }
+     */
+    public static int ncclFfmAlgorithmTwoShot() {
+        return ncclFfmAlgorithmTwoShot;
+    }
+    private static final int ncclFfmAlgorithmRing = (int)3L;
+    /**
+     * {@snippet lang=c :
+     * enum ncclFfmAlgorithm.ncclFfmAlgorithmRing = 3
+     * }
+     */
+    public static int ncclFfmAlgorithmRing() {
+        return ncclFfmAlgorithmRing;
+    }
+    private static final int ncclFfmPathHostStaged = (int)0L;
+    /**
+     * {@snippet lang=c :
+     * enum ncclFfmPath.ncclFfmPathHostStaged = 0
+     * }
+     */
+    public static int ncclFfmPathHostStaged() {
+        return ncclFfmPathHostStaged;
+    }
+    private static final int ncclFfmPathPcie = (int)1L;
+    /**
+     * {@snippet lang=c :
+     * enum ncclFfmPath.ncclFfmPathPcie = 1
+     * }
+     */
+    public static int ncclFfmPathPcie() {
+        return ncclFfmPathPcie;
+    }
+    private static final int ncclFfmPathNvLink = (int)2L;
+    /**
+     * {@snippet lang=c :
+     * enum ncclFfmPath.ncclFfmPathNvLink = 2
+     * }
+     */
+    public static int ncclFfmPathNvLink() {
+        return ncclFfmPathNvLink;
+    }
+    private static final int ncclFfmPathSameGpu = (int)3L;
+    /**
+     * {@snippet lang=c :
+     * enum ncclFfmPath.ncclFfmPathSameGpu = 3
+     * }
+     */
+    public static int ncclFfmPathSameGpu() {
+        return ncclFfmPathSameGpu;
     }
 
     private static class ncclFfmGetAbiVersion {
@@ -313,7 +520,7 @@ public class ShimH extends ShimLayouts {
     /**
      * Function descriptor for:
      * {@snippet lang=c :
-     * int ncclFfmGetWindowBytes(int nRanks, int nChannels, unsigned int linesPerSlot, uint64_t *bytes)
+     * int ncclFfmGetWindowBytes(int nRanks, int nChannels, unsigned int slotBytes, uint64_t *bytes)
      * }
      */
     public static FunctionDescriptor ncclFfmGetWindowBytes$descriptor() {
@@ -323,7 +530,7 @@ public class ShimH extends ShimLayouts {
     /**
      * Downcall method handle for:
      * {@snippet lang=c :
-     * int ncclFfmGetWindowBytes(int nRanks, int nChannels, unsigned int linesPerSlot, uint64_t *bytes)
+     * int ncclFfmGetWindowBytes(int nRanks, int nChannels, unsigned int slotBytes, uint64_t *bytes)
      * }
      */
     public static MethodHandle ncclFfmGetWindowBytes$handle() {
@@ -333,7 +540,7 @@ public class ShimH extends ShimLayouts {
     /**
      * Address for:
      * {@snippet lang=c :
-     * int ncclFfmGetWindowBytes(int nRanks, int nChannels, unsigned int linesPerSlot, uint64_t *bytes)
+     * int ncclFfmGetWindowBytes(int nRanks, int nChannels, unsigned int slotBytes, uint64_t *bytes)
      * }
      */
     public static MemorySegment ncclFfmGetWindowBytes$address() {
@@ -342,16 +549,16 @@ public class ShimH extends ShimLayouts {
 
     /**
      * {@snippet lang=c :
-     * int ncclFfmGetWindowBytes(int nRanks, int nChannels, unsigned int linesPerSlot, uint64_t *bytes)
+     * int ncclFfmGetWindowBytes(int nRanks, int nChannels, unsigned int slotBytes, uint64_t *bytes)
      * }
      */
-    public static int ncclFfmGetWindowBytes(int nRanks, int nChannels, int linesPerSlot, MemorySegment bytes) {
+    public static int ncclFfmGetWindowBytes(int nRanks, int nChannels, int slotBytes, MemorySegment bytes) {
         var mh$ = ncclFfmGetWindowBytes.HANDLE;
         try {
             if (TRACE_DOWNCALLS) {
-                traceDowncall("ncclFfmGetWindowBytes", nRanks, nChannels, linesPerSlot, bytes);
+                traceDowncall("ncclFfmGetWindowBytes", nRanks, nChannels, slotBytes, bytes);
             }
-            return (int)mh$.invokeExact(nRanks, nChannels, linesPerSlot, bytes);
+            return (int)mh$.invokeExact(nRanks, nChannels, slotBytes, bytes);
         } catch (Error | RuntimeException ex) {
            throw ex;
         } catch (Throwable ex$) {
@@ -419,19 +626,14 @@ public class ShimH extends ShimLayouts {
         }
     }
 
-    private static class ncclFfmAllReduce {
+    private static class ncclFfmChoose {
         public static final FunctionDescriptor DESC = FunctionDescriptor.of(
             ShimH.C_INT,
             ShimH.C_POINTER,
-            ShimH.C_POINTER,
-            ShimH.C_POINTER,
-            ShimH.C_LONG,
-            ShimH.C_INT,
-            ShimH.C_INT,
             ShimH.C_POINTER
         );
 
-        public static final MemorySegment ADDR = SYMBOL_LOOKUP.findOrThrow("ncclFfmAllReduce");
+        public static final MemorySegment ADDR = SYMBOL_LOOKUP.findOrThrow("ncclFfmChoose");
 
         public static final MethodHandle HANDLE = Linker.nativeLinker().downcallHandle(ADDR, DESC);
     }
@@ -439,45 +641,107 @@ public class ShimH extends ShimLayouts {
     /**
      * Function descriptor for:
      * {@snippet lang=c :
-     * int ncclFfmAllReduce(const ncclFfmDevComm *comm, const void *sendbuff, void *recvbuff, size_t count, int datatype, int op, void *stream)
+     * int ncclFfmChoose(const ncclFfmDevComm *comm, ncclFfmCall *call)
      * }
      */
-    public static FunctionDescriptor ncclFfmAllReduce$descriptor() {
-        return ncclFfmAllReduce.DESC;
+    public static FunctionDescriptor ncclFfmChoose$descriptor() {
+        return ncclFfmChoose.DESC;
     }
 
     /**
      * Downcall method handle for:
      * {@snippet lang=c :
-     * int ncclFfmAllReduce(const ncclFfmDevComm *comm, const void *sendbuff, void *recvbuff, size_t count, int datatype, int op, void *stream)
+     * int ncclFfmChoose(const ncclFfmDevComm *comm, ncclFfmCall *call)
      * }
      */
-    public static MethodHandle ncclFfmAllReduce$handle() {
-        return ncclFfmAllReduce.HANDLE;
+    public static MethodHandle ncclFfmChoose$handle() {
+        return ncclFfmChoose.HANDLE;
     }
 
     /**
      * Address for:
      * {@snippet lang=c :
-     * int ncclFfmAllReduce(const ncclFfmDevComm *comm, const void *sendbuff, void *recvbuff, size_t count, int datatype, int op, void *stream)
+     * int ncclFfmChoose(const ncclFfmDevComm *comm, ncclFfmCall *call)
      * }
      */
-    public static MemorySegment ncclFfmAllReduce$address() {
-        return ncclFfmAllReduce.ADDR;
+    public static MemorySegment ncclFfmChoose$address() {
+        return ncclFfmChoose.ADDR;
     }
 
     /**
      * {@snippet lang=c :
-     * int ncclFfmAllReduce(const ncclFfmDevComm *comm, const void *sendbuff, void *recvbuff, size_t count, int datatype, int op, void *stream)
+     * int ncclFfmChoose(const ncclFfmDevComm *comm, ncclFfmCall *call)
      * }
      */
-    public static int ncclFfmAllReduce(MemorySegment comm, MemorySegment sendbuff, MemorySegment recvbuff, long count, int datatype, int op, MemorySegment stream) {
-        var mh$ = ncclFfmAllReduce.HANDLE;
+    public static int ncclFfmChoose(MemorySegment comm, MemorySegment call) {
+        var mh$ = ncclFfmChoose.HANDLE;
         try {
             if (TRACE_DOWNCALLS) {
-                traceDowncall("ncclFfmAllReduce", comm, sendbuff, recvbuff, count, datatype, op, stream);
+                traceDowncall("ncclFfmChoose", comm, call);
             }
-            return (int)mh$.invokeExact(comm, sendbuff, recvbuff, count, datatype, op, stream);
+            return (int)mh$.invokeExact(comm, call);
+        } catch (Error | RuntimeException ex) {
+           throw ex;
+        } catch (Throwable ex$) {
+           throw new AssertionError("should not reach here", ex$);
+        }
+    }
+
+    private static class ncclFfmLaunch {
+        public static final FunctionDescriptor DESC = FunctionDescriptor.of(
+            ShimH.C_INT,
+            ShimH.C_POINTER,
+            ShimH.C_POINTER,
+            ShimH.C_POINTER
+        );
+
+        public static final MemorySegment ADDR = SYMBOL_LOOKUP.findOrThrow("ncclFfmLaunch");
+
+        public static final MethodHandle HANDLE = Linker.nativeLinker().downcallHandle(ADDR, DESC);
+    }
+
+    /**
+     * Function descriptor for:
+     * {@snippet lang=c :
+     * int ncclFfmLaunch(const ncclFfmDevComm *comm, const ncclFfmCall *call, void *stream)
+     * }
+     */
+    public static FunctionDescriptor ncclFfmLaunch$descriptor() {
+        return ncclFfmLaunch.DESC;
+    }
+
+    /**
+     * Downcall method handle for:
+     * {@snippet lang=c :
+     * int ncclFfmLaunch(const ncclFfmDevComm *comm, const ncclFfmCall *call, void *stream)
+     * }
+     */
+    public static MethodHandle ncclFfmLaunch$handle() {
+        return ncclFfmLaunch.HANDLE;
+    }
+
+    /**
+     * Address for:
+     * {@snippet lang=c :
+     * int ncclFfmLaunch(const ncclFfmDevComm *comm, const ncclFfmCall *call, void *stream)
+     * }
+     */
+    public static MemorySegment ncclFfmLaunch$address() {
+        return ncclFfmLaunch.ADDR;
+    }
+
+    /**
+     * {@snippet lang=c :
+     * int ncclFfmLaunch(const ncclFfmDevComm *comm, const ncclFfmCall *call, void *stream)
+     * }
+     */
+    public static int ncclFfmLaunch(MemorySegment comm, MemorySegment call, MemorySegment stream) {
+        var mh$ = ncclFfmLaunch.HANDLE;
+        try {
+            if (TRACE_DOWNCALLS) {
+                traceDowncall("ncclFfmLaunch", comm, call, stream);
+            }
+            return (int)mh$.invokeExact(comm, call, stream);
         } catch (Error | RuntimeException ex) {
            throw ex;
         } catch (Throwable ex$) {
@@ -686,6 +950,24 @@ public class ShimH extends ShimLayouts {
      */
     public static int NCCLFFM_DEVCOMM_MAGIC() {
         return NCCLFFM_DEVCOMM_MAGIC;
+    }
+    private static final int NCCLFFM_SLOT_UNIT = (int)512L;
+    /**
+     * {@snippet lang=c :
+     * #define NCCLFFM_SLOT_UNIT 512
+     * }
+     */
+    public static int NCCLFFM_SLOT_UNIT() {
+        return NCCLFFM_SLOT_UNIT;
+    }
+    private static final int NCCLFFM_MAX_SLOT_BYTES = (int)67108864L;
+    /**
+     * {@snippet lang=c :
+     * #define NCCLFFM_MAX_SLOT_BYTES 67108864
+     * }
+     */
+    public static int NCCLFFM_MAX_SLOT_BYTES() {
+        return NCCLFFM_MAX_SLOT_BYTES;
     }
 }
 

@@ -17,7 +17,8 @@ import static java.lang.foreign.MemoryLayout.PathElement.*;
  * struct ncclFfmChannel {
  *     uint64_t state;
  *     uint32_t failed;
- *     uint32_t reserved[29];
+ *     uint32_t gridSync;
+ *     uint32_t reserved[28];
  * }
  * }
  */
@@ -31,7 +32,8 @@ public class ncclFfmChannel {
     private static final GroupLayout $LAYOUT = MemoryLayout.structLayout(
         ShimH.C_LONG.withName("state"),
         ShimH.C_INT.withName("failed"),
-        MemoryLayout.sequenceLayout(29, ShimH.C_INT).withName("reserved")
+        ShimH.C_INT.withName("gridSync"),
+        MemoryLayout.sequenceLayout(28, ShimH.C_INT).withName("reserved")
     ).withName("ncclFfmChannel");
 
     /**
@@ -129,12 +131,56 @@ public class ncclFfmChannel {
         struct.set(failed$LAYOUT, failed$OFFSET, fieldValue);
     }
 
+    private static final OfInt gridSync$LAYOUT = (OfInt)$LAYOUT.select(groupElement("gridSync"));
+
+    /**
+     * Layout for field:
+     * {@snippet lang=c :
+     * uint32_t gridSync
+     * }
+     */
+    public static final OfInt gridSync$layout() {
+        return gridSync$LAYOUT;
+    }
+
+    private static final long gridSync$OFFSET = $LAYOUT.byteOffset(groupElement("gridSync"));
+
+    /**
+     * Offset for field:
+     * {@snippet lang=c :
+     * uint32_t gridSync
+     * }
+     */
+    public static final long gridSync$offset() {
+        return gridSync$OFFSET;
+    }
+
+    /**
+     * Getter for field:
+     * {@snippet lang=c :
+     * uint32_t gridSync
+     * }
+     */
+    public static int gridSync(MemorySegment struct) {
+        return struct.get(gridSync$LAYOUT, gridSync$OFFSET);
+    }
+
+    /**
+     * Setter for field:
+     * {@snippet lang=c :
+     * uint32_t gridSync
+     * }
+     */
+    public static void gridSync(MemorySegment struct, int fieldValue) {
+        struct.set(gridSync$LAYOUT, gridSync$OFFSET, fieldValue);
+    }
+
     private static final SequenceLayout reserved$LAYOUT = (SequenceLayout)$LAYOUT.select(groupElement("reserved"));
 
     /**
      * Layout for field:
      * {@snippet lang=c :
-     * uint32_t reserved[29]
+     * uint32_t reserved[28]
      * }
      */
     public static final SequenceLayout reserved$layout() {
@@ -146,7 +192,7 @@ public class ncclFfmChannel {
     /**
      * Offset for field:
      * {@snippet lang=c :
-     * uint32_t reserved[29]
+     * uint32_t reserved[28]
      * }
      */
     public static final long reserved$offset() {
@@ -156,7 +202,7 @@ public class ncclFfmChannel {
     /**
      * Getter for field:
      * {@snippet lang=c :
-     * uint32_t reserved[29]
+     * uint32_t reserved[28]
      * }
      */
     public static MemorySegment reserved(MemorySegment struct) {
@@ -166,19 +212,19 @@ public class ncclFfmChannel {
     /**
      * Setter for field:
      * {@snippet lang=c :
-     * uint32_t reserved[29]
+     * uint32_t reserved[28]
      * }
      */
     public static void reserved(MemorySegment struct, MemorySegment fieldValue) {
         MemorySegment.copy(fieldValue, 0L, struct, reserved$OFFSET, reserved$LAYOUT.byteSize());
     }
 
-    private static long[] reserved$DIMS = { 29 };
+    private static long[] reserved$DIMS = { 28 };
 
     /**
      * Dimensions for array field:
      * {@snippet lang=c :
-     * uint32_t reserved[29]
+     * uint32_t reserved[28]
      * }
      */
     public static long[] reserved$dimensions() {
@@ -189,7 +235,7 @@ public class ncclFfmChannel {
     /**
      * Indexed getter for field:
      * {@snippet lang=c :
-     * uint32_t reserved[29]
+     * uint32_t reserved[28]
      * }
      */
     public static int reserved(MemorySegment struct, long index0) {
@@ -199,7 +245,7 @@ public class ncclFfmChannel {
     /**
      * Indexed setter for field:
      * {@snippet lang=c :
-     * uint32_t reserved[29]
+     * uint32_t reserved[28]
      * }
      */
     public static void reserved(MemorySegment struct, long index0, int fieldValue) {

@@ -20,11 +20,17 @@ import static java.lang.foreign.MemoryLayout.PathElement.*;
  *     int32_t rank;
  *     int32_t nRanks;
  *     int32_t nChannels;
- *     uint32_t linesPerSlot;
+ *     uint32_t slotBytes;
  *     uint64_t timeoutNs;
  *     ncclFfmChannel *channels;
+ *     ncclFfmPair *pairs;
  *     void **peers;
  *     ncclFfmStatus *status;
+ *     ncclLsa lsa;
+ *     uint32_t path;
+ *     int32_t ranksPerDevice;
+ *     uint32_t protocol;
+ *     uint32_t algorithm;
  * }
  * }
  */
@@ -41,11 +47,17 @@ public class ncclFfmDevComm {
         ShimH.C_INT.withName("rank"),
         ShimH.C_INT.withName("nRanks"),
         ShimH.C_INT.withName("nChannels"),
-        ShimH.C_INT.withName("linesPerSlot"),
+        ShimH.C_INT.withName("slotBytes"),
         ShimH.C_LONG.withName("timeoutNs"),
         ShimH.C_POINTER.withName("channels"),
+        ShimH.C_POINTER.withName("pairs"),
         ShimH.C_POINTER.withName("peers"),
-        ShimH.C_POINTER.withName("status")
+        ShimH.C_POINTER.withName("status"),
+        ncclLsa.layout().withName("lsa"),
+        ShimH.C_INT.withName("path"),
+        ShimH.C_INT.withName("ranksPerDevice"),
+        ShimH.C_INT.withName("protocol"),
+        ShimH.C_INT.withName("algorithm")
     ).withName("ncclFfmDevComm");
 
     /**
@@ -275,48 +287,48 @@ public class ncclFfmDevComm {
         struct.set(nChannels$LAYOUT, nChannels$OFFSET, fieldValue);
     }
 
-    private static final OfInt linesPerSlot$LAYOUT = (OfInt)$LAYOUT.select(groupElement("linesPerSlot"));
+    private static final OfInt slotBytes$LAYOUT = (OfInt)$LAYOUT.select(groupElement("slotBytes"));
 
     /**
      * Layout for field:
      * {@snippet lang=c :
-     * uint32_t linesPerSlot
+     * uint32_t slotBytes
      * }
      */
-    public static final OfInt linesPerSlot$layout() {
-        return linesPerSlot$LAYOUT;
+    public static final OfInt slotBytes$layout() {
+        return slotBytes$LAYOUT;
     }
 
-    private static final long linesPerSlot$OFFSET = $LAYOUT.byteOffset(groupElement("linesPerSlot"));
+    private static final long slotBytes$OFFSET = $LAYOUT.byteOffset(groupElement("slotBytes"));
 
     /**
      * Offset for field:
      * {@snippet lang=c :
-     * uint32_t linesPerSlot
+     * uint32_t slotBytes
      * }
      */
-    public static final long linesPerSlot$offset() {
-        return linesPerSlot$OFFSET;
+    public static final long slotBytes$offset() {
+        return slotBytes$OFFSET;
     }
 
     /**
      * Getter for field:
      * {@snippet lang=c :
-     * uint32_t linesPerSlot
+     * uint32_t slotBytes
      * }
      */
-    public static int linesPerSlot(MemorySegment struct) {
-        return struct.get(linesPerSlot$LAYOUT, linesPerSlot$OFFSET);
+    public static int slotBytes(MemorySegment struct) {
+        return struct.get(slotBytes$LAYOUT, slotBytes$OFFSET);
     }
 
     /**
      * Setter for field:
      * {@snippet lang=c :
-     * uint32_t linesPerSlot
+     * uint32_t slotBytes
      * }
      */
-    public static void linesPerSlot(MemorySegment struct, int fieldValue) {
-        struct.set(linesPerSlot$LAYOUT, linesPerSlot$OFFSET, fieldValue);
+    public static void slotBytes(MemorySegment struct, int fieldValue) {
+        struct.set(slotBytes$LAYOUT, slotBytes$OFFSET, fieldValue);
     }
 
     private static final OfLong timeoutNs$LAYOUT = (OfLong)$LAYOUT.select(groupElement("timeoutNs"));
@@ -407,6 +419,50 @@ public class ncclFfmDevComm {
         struct.set(channels$LAYOUT, channels$OFFSET, fieldValue);
     }
 
+    private static final AddressLayout pairs$LAYOUT = (AddressLayout)$LAYOUT.select(groupElement("pairs"));
+
+    /**
+     * Layout for field:
+     * {@snippet lang=c :
+     * ncclFfmPair *pairs
+     * }
+     */
+    public static final AddressLayout pairs$layout() {
+        return pairs$LAYOUT;
+    }
+
+    private static final long pairs$OFFSET = $LAYOUT.byteOffset(groupElement("pairs"));
+
+    /**
+     * Offset for field:
+     * {@snippet lang=c :
+     * ncclFfmPair *pairs
+     * }
+     */
+    public static final long pairs$offset() {
+        return pairs$OFFSET;
+    }
+
+    /**
+     * Getter for field:
+     * {@snippet lang=c :
+     * ncclFfmPair *pairs
+     * }
+     */
+    public static MemorySegment pairs(MemorySegment struct) {
+        return struct.get(pairs$LAYOUT, pairs$OFFSET);
+    }
+
+    /**
+     * Setter for field:
+     * {@snippet lang=c :
+     * ncclFfmPair *pairs
+     * }
+     */
+    public static void pairs(MemorySegment struct, MemorySegment fieldValue) {
+        struct.set(pairs$LAYOUT, pairs$OFFSET, fieldValue);
+    }
+
     private static final AddressLayout peers$LAYOUT = (AddressLayout)$LAYOUT.select(groupElement("peers"));
 
     /**
@@ -493,6 +549,226 @@ public class ncclFfmDevComm {
      */
     public static void status(MemorySegment struct, MemorySegment fieldValue) {
         struct.set(status$LAYOUT, status$OFFSET, fieldValue);
+    }
+
+    private static final GroupLayout lsa$LAYOUT = (GroupLayout)$LAYOUT.select(groupElement("lsa"));
+
+    /**
+     * Layout for field:
+     * {@snippet lang=c :
+     * ncclLsa lsa
+     * }
+     */
+    public static final GroupLayout lsa$layout() {
+        return lsa$LAYOUT;
+    }
+
+    private static final long lsa$OFFSET = $LAYOUT.byteOffset(groupElement("lsa"));
+
+    /**
+     * Offset for field:
+     * {@snippet lang=c :
+     * ncclLsa lsa
+     * }
+     */
+    public static final long lsa$offset() {
+        return lsa$OFFSET;
+    }
+
+    /**
+     * Getter for field:
+     * {@snippet lang=c :
+     * ncclLsa lsa
+     * }
+     */
+    public static MemorySegment lsa(MemorySegment struct) {
+        return struct.asSlice(lsa$OFFSET, lsa$LAYOUT.byteSize());
+    }
+
+    /**
+     * Setter for field:
+     * {@snippet lang=c :
+     * ncclLsa lsa
+     * }
+     */
+    public static void lsa(MemorySegment struct, MemorySegment fieldValue) {
+        MemorySegment.copy(fieldValue, 0L, struct, lsa$OFFSET, lsa$LAYOUT.byteSize());
+    }
+
+    private static final OfInt path$LAYOUT = (OfInt)$LAYOUT.select(groupElement("path"));
+
+    /**
+     * Layout for field:
+     * {@snippet lang=c :
+     * uint32_t path
+     * }
+     */
+    public static final OfInt path$layout() {
+        return path$LAYOUT;
+    }
+
+    private static final long path$OFFSET = $LAYOUT.byteOffset(groupElement("path"));
+
+    /**
+     * Offset for field:
+     * {@snippet lang=c :
+     * uint32_t path
+     * }
+     */
+    public static final long path$offset() {
+        return path$OFFSET;
+    }
+
+    /**
+     * Getter for field:
+     * {@snippet lang=c :
+     * uint32_t path
+     * }
+     */
+    public static int path(MemorySegment struct) {
+        return struct.get(path$LAYOUT, path$OFFSET);
+    }
+
+    /**
+     * Setter for field:
+     * {@snippet lang=c :
+     * uint32_t path
+     * }
+     */
+    public static void path(MemorySegment struct, int fieldValue) {
+        struct.set(path$LAYOUT, path$OFFSET, fieldValue);
+    }
+
+    private static final OfInt ranksPerDevice$LAYOUT = (OfInt)$LAYOUT.select(groupElement("ranksPerDevice"));
+
+    /**
+     * Layout for field:
+     * {@snippet lang=c :
+     * int32_t ranksPerDevice
+     * }
+     */
+    public static final OfInt ranksPerDevice$layout() {
+        return ranksPerDevice$LAYOUT;
+    }
+
+    private static final long ranksPerDevice$OFFSET = $LAYOUT.byteOffset(groupElement("ranksPerDevice"));
+
+    /**
+     * Offset for field:
+     * {@snippet lang=c :
+     * int32_t ranksPerDevice
+     * }
+     */
+    public static final long ranksPerDevice$offset() {
+        return ranksPerDevice$OFFSET;
+    }
+
+    /**
+     * Getter for field:
+     * {@snippet lang=c :
+     * int32_t ranksPerDevice
+     * }
+     */
+    public static int ranksPerDevice(MemorySegment struct) {
+        return struct.get(ranksPerDevice$LAYOUT, ranksPerDevice$OFFSET);
+    }
+
+    /**
+     * Setter for field:
+     * {@snippet lang=c :
+     * int32_t ranksPerDevice
+     * }
+     */
+    public static void ranksPerDevice(MemorySegment struct, int fieldValue) {
+        struct.set(ranksPerDevice$LAYOUT, ranksPerDevice$OFFSET, fieldValue);
+    }
+
+    private static final OfInt protocol$LAYOUT = (OfInt)$LAYOUT.select(groupElement("protocol"));
+
+    /**
+     * Layout for field:
+     * {@snippet lang=c :
+     * uint32_t protocol
+     * }
+     */
+    public static final OfInt protocol$layout() {
+        return protocol$LAYOUT;
+    }
+
+    private static final long protocol$OFFSET = $LAYOUT.byteOffset(groupElement("protocol"));
+
+    /**
+     * Offset for field:
+     * {@snippet lang=c :
+     * uint32_t protocol
+     * }
+     */
+    public static final long protocol$offset() {
+        return protocol$OFFSET;
+    }
+
+    /**
+     * Getter for field:
+     * {@snippet lang=c :
+     * uint32_t protocol
+     * }
+     */
+    public static int protocol(MemorySegment struct) {
+        return struct.get(protocol$LAYOUT, protocol$OFFSET);
+    }
+
+    /**
+     * Setter for field:
+     * {@snippet lang=c :
+     * uint32_t protocol
+     * }
+     */
+    public static void protocol(MemorySegment struct, int fieldValue) {
+        struct.set(protocol$LAYOUT, protocol$OFFSET, fieldValue);
+    }
+
+    private static final OfInt algorithm$LAYOUT = (OfInt)$LAYOUT.select(groupElement("algorithm"));
+
+    /**
+     * Layout for field:
+     * {@snippet lang=c :
+     * uint32_t algorithm
+     * }
+     */
+    public static final OfInt algorithm$layout() {
+        return algorithm$LAYOUT;
+    }
+
+    private static final long algorithm$OFFSET = $LAYOUT.byteOffset(groupElement("algorithm"));
+
+    /**
+     * Offset for field:
+     * {@snippet lang=c :
+     * uint32_t algorithm
+     * }
+     */
+    public static final long algorithm$offset() {
+        return algorithm$OFFSET;
+    }
+
+    /**
+     * Getter for field:
+     * {@snippet lang=c :
+     * uint32_t algorithm
+     * }
+     */
+    public static int algorithm(MemorySegment struct) {
+        return struct.get(algorithm$LAYOUT, algorithm$OFFSET);
+    }
+
+    /**
+     * Setter for field:
+     * {@snippet lang=c :
+     * uint32_t algorithm
+     * }
+     */
+    public static void algorithm(MemorySegment struct, int fieldValue) {
+        struct.set(algorithm$LAYOUT, algorithm$OFFSET, fieldValue);
     }
 
     /**

@@ -1,0 +1,43 @@
+package io.ncclffm.device;
+
+import io.ncclffm.core.bindings.shim.ShimH;
+
+/** What a kernel of a {@link DeviceCommunicator} does ({@code ncclFfmFunction}). */
+public enum DeviceFunction {
+  ALL_REDUCE(ShimH.ncclFfmFunctionAllReduce(), "ncclFfmAllReduce"),
+  REDUCE_SCATTER(ShimH.ncclFfmFunctionReduceScatter(), "ncclFfmReduceScatter"),
+  ALL_GATHER(ShimH.ncclFfmFunctionAllGather(), "ncclFfmAllGather"),
+  BROADCAST(ShimH.ncclFfmFunctionBroadcast(), "ncclFfmBroadcast"),
+  REDUCE(ShimH.ncclFfmFunctionReduce(), "ncclFfmReduce"),
+  ALL_TO_ALL(ShimH.ncclFfmFunctionAllToAll(), "ncclFfmAllToAll"),
+  BARRIER(ShimH.ncclFfmFunctionBarrier(), "ncclFfmBarrier"),
+  HIERARCHICAL_ALL_REDUCE(
+      ShimH.ncclFfmFunctionHierarchicalAllReduce(), "ncclFfmHierarchicalAllReduce"),
+  SEND(ShimH.ncclFfmFunctionSend(), "ncclFfmSend"),
+  RECV(ShimH.ncclFfmFunctionRecv(), "ncclFfmRecv"),
+  SEND_RECV(ShimH.ncclFfmFunctionSendRecv(), "ncclFfmSendRecv");
+
+  /** The {@code ncclFfmFunction}. */
+  final int value;
+
+  /** As exceptions name it. */
+  final String operation;
+
+  DeviceFunction(int value, String operation) {
+    this.value = value;
+    this.operation = operation;
+  }
+
+  /** The name of any {@code ncclFfmFunction}, as a status record holds it. */
+  static String nameOf(int value) {
+    for (DeviceFunction function : values()) {
+      if (function.value == value) {
+        return function.operation;
+      }
+    }
+    if (value == ShimH.ncclFfmFunctionFusedScaleAllReduceSqrt()) {
+      return "ncclFfmFusedScaleAllReduceSqrt";
+    }
+    return value == ShimH.ncclFfmFunctionGridSync() ? "grid-wide sync" : "device function " + value;
+  }
+}
