@@ -9,6 +9,15 @@
 
 namespace ncclffm {
 
+// The slots of LL that the two ranks of a communicator write for each other on a channel, in the first half of the
+// window; the second half is secondHalf bytes further on. And where this rank tells the other that it has begun.
+struct SlotsOfTwo {
+  char *out;
+  const char *in;
+  uint64_t secondHalf;
+  Letter *begun;
+};
+
 // Holds a channel for a group of threads while it lives; several collectives may be called on it one after the other,
 // which saves each the price of taking the channel (about 0.5 us on an H200).
 //
@@ -34,6 +43,8 @@ class ChannelSession {
   NCCLFFM_DEVICE void setFunction(ncclFfmFunction function) { site_.function = function; }
   // The longest all-reduce, in bytes, that the library makes by LL and one-shot, in one exchange.
   NCCLFFM_DEVICE uint32_t smallBytes() const { return smallBytes_; }
+  // Of a communicator of two ranks.
+  NCCLFFM_DEVICE const SlotsOfTwo &slotsOfTwo() const { return slotsOfTwo_; }
 
   // For protocols: starts the next exchange of a call with this hash. Called by all threads, who agree on how many
   // exchanges there are.
@@ -64,6 +75,7 @@ class ChannelSession {
   Site site_;
   ncclResult_t result_;
   uint32_t smallBytes_ = 0;
+  SlotsOfTwo slotsOfTwo_ = {};
   bool held_ = false;
 };
 

@@ -58,6 +58,13 @@ NCCLFFM_DEVICE ChannelSession<Coop>::ChannelSession(Coop coop, const DevComm &co
   result_ = take(coop_, comm_, &comm_.channels[channel].state, site_);
   held_ = result_ == ncclSuccess;
   smallBytes_ = smallAllReduceBytes(comm);
+  if (comm.nRanks == 2) {
+    const int other = 1 - comm.rank;
+    slotsOfTwo_ = {slotOf(comm, Traffic::kCollective, ncclFfmProtocolLL, other, channel, 0, comm.rank),
+                   slotOf(comm, Traffic::kCollective, ncclFfmProtocolLL, comm.rank, channel, 0, other),
+                   holds(Rule::kDoubleBuffer) ? uint64_t{2} * comm.slotBytes : 0,
+                   &mailboxOf(comm, other, channel, comm.rank)->begun};
+  }
 }
 
 template <class Coop>

@@ -116,13 +116,55 @@ NCCLFFM_DEVICE Call makeCall(ncclFfmFunction function, const void *sendbuff, voi
   return call;
 }
 
+// An exchange by LL between two ranks, with nothing to compute before the first store: at their latencies, every
+// instruction counts. What runStepOfLines<LL> does for whole words.
+template <class T, class Coop>
+NCCLFFM_DEVICE ncclResult_t allReduceOfTwo(ChannelSession<Coop> &session, const char *in, char *out, uint32_t words,
+                                           int op, uint32_t hash) {
+  const DevComm &comm = session.comm();
+  const int other = 1 - comm.rank;
+  const uint32_t first = session.coop().rank(), groupSize = session.coop().size();
+  session.beginExchange(hash);
+  const uint32_t flag = flagOf(session.site());
+  const uint64_t half = session.site().epoch % 2 == 0 ? 0 : session.slotsOfTwo().secondHalf;
+  char *outSlot = session.slotsOfTwo().out + half;
+  const char *inSlot = session.slotsOfTwo().in + half;
+  uint64_t firstWord = 0;
+  for (uint32_t i = first; i < words; i += groupSize) {
+    const uint64_t word[LL::kWords] = {loadAs<uint64_t>(in + i * 8)};
+    if (i == first) firstWord = word[0];
+    LL::put(outSlot, i, word, flag);
+  }
+  if (first == 0) storeRelaxedSys(session.slotsOfTwo().begun, makeLetter(session.site()));
+  auto letterOf = [&](int peer) { return session.begun(peer); };
+  ncclResult_t result = ncclSuccess;
+  for (uint32_t i = first; i < words && result == ncclSuccess; i += groupSize) {
+    const uint64_t own = i == first ? firstWord : loadAs<uint64_t>(in + i * 8);
+    uint64_t theirs[LL::kWords];
+    result = awaitUnit<LL>(comm, session.site(), letterOf, other, inSlot, i, theirs);
+    WordReducer<T> sum;
+    sum.start(comm.rank == 0 ? own : theirs[0]);
+    sum.add(comm.rank == 0 ? theirs[0] : own, op);
+    if (result == ncclSuccess) storeAs(out + i * 8, sum.finish(op, 2));
+  }
+  return session.endExchange(result);
+}
+
 // What is small, by the shortest way: an exchange by LL. It is what ncclDevCallLsa would do.
 template <class T, class Coop>
 NCCLFFM_DEVICE ncclResult_t smallAllReduce(ChannelSession<Coop> &session, const Call &call) {
   const DevComm &comm = session.comm();
+  const uint64_t bytes = call.count * sizeof(T);
+  const uint32_t hash = hashOf(call, call.count);
   session.setFunction(ncclFfmFunctionAllReduce);
+  const char *in = static_cast<const char *>(call.sendbuff);
+  char *out = static_cast<char *>(call.recvbuff);
+  const uint64_t misaligned = reinterpret_cast<uintptr_t>(in) | reinterpret_cast<uintptr_t>(out) | bytes;
+  if (comm.nRanks == 2 && misaligned % 8 == 0) {
+    return allReduceOfTwo<T>(session, in, out, static_cast<uint32_t>(bytes / 8), call.op, hash);
+  }
   return runStepOfLines<LL, T>(session, stepOf(comm, call, buffersOf(call, {0, call.count}, sizeof(T)), 0),
-                               {call.op, comm.nRanks, sizeof(T), hashOf(call, call.count)}, Identity(), Identity());
+                               {call.op, comm.nRanks, sizeof(T), hash}, Identity(), Identity());
 }
 
 template <class Coop>
