@@ -24,6 +24,7 @@ extern "C" __global__ void byBlock(DevComm comm, const float *in, float *out, ui
   if (threadIdx.x == 0) *result = r;
 }
 
+#ifndef ONLY_BY_BLOCK
 extern "C" __global__ void byWarp(DevComm comm, const void *in, void *out, uint64_t n, int *result) {
   ncclResult_t r = ncclDevAllReduce(CoopWarp(), comm, in, out, n, ncclBfloat16, ncclMax, 0);
   if (threadIdx.x == 0) *result = r;
@@ -33,6 +34,7 @@ extern "C" __global__ void byGrid(DevComm comm, const float *in, float *out, uin
   ncclResult_t r = ncclDevAllReduce(thisGrid(), comm, in, out, n, ncclFloat32, ncclAvg, 0);
   if (threadIdx.x == 0 && blockIdx.x == 0) *result = r;
 }
+#endif
 )";
 
 // What is used of nvrtc.h, which need not be there.
@@ -58,11 +60,13 @@ void load(void *library, const char *name, F &function) {
   }
 }
 
+// All kernels for the first architecture; one for the others, for each takes half a minute.
 bool compiles(const Nvrtc &nvrtc, const std::string &architecture, const std::string &includes) {
   Nvrtc::Program program = nullptr;
   int result = nvrtc.createProgram(&program, kSource, "kernels.cu", 0, nullptr, nullptr);
   const std::string arch = "--gpu-architecture=" + architecture, include = "--include-path=" + includes;
-  const std::vector<const char *> options = {"--std=c++17", arch.c_str(), include.c_str()};
+  std::vector<const char *> options = {"--std=c++17", arch.c_str(), include.c_str()};
+  if (architecture != "compute_80") options.push_back("--define-macro=ONLY_BY_BLOCK");
   if (result == 0) result = nvrtc.compileProgram(program, static_cast<int>(options.size()), options.data());
   size_t logBytes = 0, ptxBytes = 0;
   std::string log;
