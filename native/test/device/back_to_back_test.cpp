@@ -32,6 +32,8 @@ std::vector<Batch> randomBatches(uint64_t seed, const Shape &shape, uint64_t par
     } while (!hasAlgorithm(c.function, c.algorithm, c.zeroCopy));
     c.protocol = 1 + static_cast<uint32_t>(pick(h, 3));
     if (c.zeroCopy) c.protocol = ncclFfmProtocolSimple;
+    c.named = !c.zeroCopy && pick(h, 4) == 0;
+    if (c.named) c.algorithm = ncclFfmAlgorithmTwoShot;  // any but the ring: it sums in the order of ranks
     chooseRest(c, h, shape.nRanks, partBytes);
     return c;
   };

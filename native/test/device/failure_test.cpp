@@ -156,7 +156,7 @@ void ranksThatDisagreeAreToldSo() {
   constexpr int kChannel = 2, kRanks = 3, kOdd = 2;
   for (uint32_t protocol : {ncclFfmProtocolLL, ncclFfmProtocolLL128, ncclFfmProtocolSimple}) {
     for (const Difference &difference : differences) {
-      World world(kRanks, kChannels, kSlotBytes, 20000 * kMs);
+      World world(kRanks, kChannels, kSlotBytes, expectFailure ? kTimeoutNs : 20000 * kMs);
       auto callFor = [&](int rank, std::vector<float> &in, std::vector<float> &out) {
         Call call = floatCall(ncclFfmFunctionAllReduce, in, out, 70);
         call.protocol = protocol;
@@ -225,6 +225,7 @@ void rankThatDiesInTheMiddleIsNamed() {
         const ShareBuffers buffers = buffersOf(call, {0, call.count}, sizeof(float));
         for (int i = 0; i < stepsDone; ++i) runStep<float>(session, protocol, stepOf(comm, call, buffers, i), context);
         session.beginExchange(context.hash);
+        session.tellBegun();
       });
       for (int rank = 0; rank < kRanks; ++rank) {
         if (rank == kDying) continue;

@@ -346,6 +346,38 @@ void choicesAreFilledInAndKept() {
   shim::fitting = std::numeric_limits<int>::max();
 }
 
+// A rank may take the short way for a small all-reduce (smallAllReduceBytes) while another asks the table.
+void shortWayIsWhatTheTableSays() {
+  for (int nRanks : {1, 2, 3, 4, 8, 63, 1000}) {
+    for (uint32_t slotBytes : {512u, 16384u, 1u << 20}) {
+      for (uint32_t path = 0; path <= ncclFfmPathSameGpu; ++path) {
+        for (uint32_t protocol : {0, 1, 2, 3, 77}) {
+          for (uint32_t algorithm : {0, 1, 2, 3, 77}) {
+            ncclFfmDevComm comm = {};
+            comm.nRanks = nRanks;
+            comm.slotBytes = slotBytes;
+            comm.path = path;
+            comm.protocol = protocol;
+            comm.algorithm = algorithm;
+            const uint64_t most = smallAllReduceBytes(comm);
+            check(most <= LL::payloadBytes(slotBytes), "%llu bytes do not fit a slot of %u",
+                  static_cast<unsigned long long>(most), slotBytes);
+            for (uint64_t bytes : {uint64_t{1}, most / 2, most}) {
+              if (bytes > most || bytes == 0) continue;
+              ncclFfmCall call = makeCall(ncclFfmFunctionAllReduce, nullptr, nullptr, bytes, ncclInt8, ncclSum, 0, 0);
+              chooseFor(comm, call, 512);
+              check(call.protocol == ncclFfmProtocolLL && call.algorithm == ncclFfmAlgorithmOneShot,
+                    "%d ranks, slots of %u, path %u, protocol %u, algorithm %u: %llu bytes go by %u and %u", nRanks,
+                    slotBytes, path, protocol, algorithm, static_cast<unsigned long long>(bytes), call.protocol,
+                    call.algorithm);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
 void nothingToDoLaunchesNothingButABarrier() {
   World world(kRanks, kChannels, 512, kMs);
   for (uint32_t function = ncclFfmFunctionAllReduce; function <= ncclFfmFunctionSendRecv; ++function) {
@@ -443,6 +475,7 @@ int main() {
   badCallsAreRefusedWithATextAndLaunchNothing();
   rangesOutsideALsaWindowAreRefusedAndLaunchNothing();
   choicesAreFilledInAndKept();
+  shortWayIsWhatTheTableSays();
   nothingToDoLaunchesNothingButABarrier();
   patternLaunchesHaveABlockFor32KiBUpTo256();
   failureOfALaunchIsAnUnhandledCudaErrorWithItsText();

@@ -37,11 +37,23 @@ NCCLFFM_DEVICE ncclResult_t withElementType(const Call &call, F f) {
   }
 }
 
+// Not a generic lambda: NVRTC takes the body of one for a function of the host.
+template <class Coop>
+struct RunShare {
+  ChannelSession<Coop> &session;
+  const Call &call;
+  const BlockShare &share;
+
+  template <class T>
+  NCCLFFM_DEVICE ncclResult_t operator()(TypeTag<T>) const {
+    return runShare<T>(session, call, share);
+  }
+};
+
 template <class Coop>
 NCCLFFM_DEVICE ncclResult_t runShareOfAnyType(ChannelSession<Coop> &session, const Call &call,
                                               const BlockShare &share) {
-  return withElementType(
-      call, [&](auto tag) { return runShare<typename decltype(tag)::Type>(session, call, share); });
+  return withElementType(call, RunShare<Coop>{session, call, share});
 }
 
 template <class Coop>
@@ -168,6 +180,17 @@ NCCLFFM_DEVICE ncclResult_t smallAllReduce(ChannelSession<Coop> &session, const 
 }
 
 template <class Coop>
+struct RunSmallAllReduce {
+  ChannelSession<Coop> &session;
+  const Call &call;
+
+  template <class T>
+  NCCLFFM_DEVICE ncclResult_t operator()(TypeTag<T>) const {
+    return smallAllReduce<T>(session, call);
+  }
+};
+
+template <class Coop>
 NCCLFFM_DEVICE ncclResult_t ncclDevAllReduce(ChannelSession<Coop> &session, const void *sendbuff, void *recvbuff,
                                              size_t count, int datatype, int op) {
   Call call = makeCall(ncclFfmFunctionAllReduce, sendbuff, recvbuff, count, datatype, op, 0, 0);
@@ -177,8 +200,7 @@ NCCLFFM_DEVICE ncclResult_t ncclDevAllReduce(ChannelSession<Coop> &session, cons
       problemOfBuffers(session.comm(), call, elementBytes) == Problem::kNone) {
     call.protocol = ncclFfmProtocolLL;
     call.algorithm = ncclFfmAlgorithmOneShot;
-    return withElementType(
-        call, [&](auto tag) { return smallAllReduce<typename decltype(tag)::Type>(session, call); });
+    return withElementType(call, RunSmallAllReduce<Coop>{session, call});
   }
   return ncclDevCallLsa(session, call);
 }

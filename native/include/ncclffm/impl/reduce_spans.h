@@ -39,49 +39,47 @@ NCCLFFM_DEVICE Places onePlace(char *address) {
   return {nullptr, 0, address, nullptr, 0, 0, 1};
 }
 
-template <int kCount>
-struct AtOnce {
-  static constexpr int kValue = kCount;
-};
-
-// kFixed: the number of sources at compile time, so that their addresses stay in registers; 0: known at run time only.
-template <class T, int kFixed>
-NCCLFFM_DEVICE void reduceVectors(Share share, const Places &from, const Places &to, uint64_t offset, uint64_t vectors,
-                                  const Reduction &reduction) {
+// Some vectors, one every stride. kFixed: the number of sources at compile time, so that their addresses stay in
+// registers; 0: known at run time only.
+template <class T, int kFixed, int kAtOnce>
+NCCLFFM_DEVICE void reduceAt(const Places &from, const Places &to, uint64_t offset, uint64_t i, uint64_t stride,
+                             const Reduction &reduction) {
   const int nSources = kFixed != 0 ? kFixed : from.n;
-  auto reduceAt = [&](uint64_t i, uint64_t stride, auto inFlight) {
-    constexpr int kAtOnce = decltype(inFlight)::kValue;
-    WordReducer<T> sum[kAtOnce][2];
+  WordReducer<T> sum[kAtOnce][2];
+  NCCLFFM_UNROLL
+  for (int s = 0; s < nSources; ++s) {
+    const char *source = from(s) + offset;
+    Vec16 vec[kAtOnce];
     NCCLFFM_UNROLL
-    for (int s = 0; s < nSources; ++s) {
-      const char *source = from(s) + offset;
-      Vec16 vec[kAtOnce];
+    for (int k = 0; k < kAtOnce; ++k) vec[k] = loadAs<Vec16>(source + (i + k * stride) * sizeof(Vec16));
+    NCCLFFM_UNROLL
+    for (int k = 0; k < kAtOnce; ++k) {
       NCCLFFM_UNROLL
-      for (int k = 0; k < kAtOnce; ++k) vec[k] = loadAs<Vec16>(source + (i + k * stride) * sizeof(Vec16));
-      NCCLFFM_UNROLL
-      for (int k = 0; k < kAtOnce; ++k) {
-        NCCLFFM_UNROLL
-        for (int w = 0; w < 2; ++w) {
-          if (s == 0) {
-            sum[k][w].start(vec[k].word[w]);
-          } else {
-            sum[k][w].add(vec[k].word[w], reduction.op);
-          }
+      for (int w = 0; w < 2; ++w) {
+        if (s == 0) {
+          sum[k][w].start(vec[k].word[w]);
+        } else {
+          sum[k][w].add(vec[k].word[w], reduction.op);
         }
       }
     }
-    NCCLFFM_UNROLL
-    for (int k = 0; k < kAtOnce; ++k) {
-      const Vec16 result = {{sum[k][0].finish(reduction.lastOp(), reduction.nRanks),
-                             sum[k][1].finish(reduction.lastOp(), reduction.nRanks)}};
-      for (int t = 0; t < to.n; ++t) storeAs(to(t) + offset + (i + k * stride) * sizeof(Vec16), result);
-    }
-  };
+  }
+  NCCLFFM_UNROLL
+  for (int k = 0; k < kAtOnce; ++k) {
+    const Vec16 result = {{sum[k][0].finish(reduction.lastOp(), reduction.nRanks),
+                           sum[k][1].finish(reduction.lastOp(), reduction.nRanks)}};
+    for (int t = 0; t < to.n; ++t) storeAs(to(t) + offset + (i + k * stride) * sizeof(Vec16), result);
+  }
+}
+
+template <class T, int kFixed>
+NCCLFFM_DEVICE void reduceVectors(Share share, const Places &from, const Places &to, uint64_t offset, uint64_t vectors,
+                                  const Reduction &reduction) {
   uint64_t i = share.thread;
   for (; i + (kInFlight - 1) * share.nThreads < vectors; i += kInFlight * share.nThreads) {
-    reduceAt(i, share.nThreads, AtOnce<kInFlight>());
+    reduceAt<T, kFixed, kInFlight>(from, to, offset, i, share.nThreads, reduction);
   }
-  for (; i < vectors; i += share.nThreads) reduceAt(i, 0, AtOnce<1>());
+  for (; i < vectors; i += share.nThreads) reduceAt<T, kFixed, 1>(from, to, offset, i, 0, reduction);
 }
 
 // The words of `bytes` bytes, at any alignment.
