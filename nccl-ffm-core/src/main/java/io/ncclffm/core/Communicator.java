@@ -1306,9 +1306,11 @@ public final class Communicator implements AutoCloseable, FailureSource {
       }
       stream.handle(operation);
       if (stream != lastStream) {
-        streams.removeIf(CudaStream::isClosed);
-        stream.watch(failures);
-        streams.add(stream);
+        if (!streams.contains(stream)) {
+          streams.removeIf(CudaStream::isClosed);
+          stream.watch(failures);
+          streams.add(stream);
+        }
         lastStream = stream;
       }
     } catch (RuntimeException e) {
