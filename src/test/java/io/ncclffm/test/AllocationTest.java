@@ -15,6 +15,9 @@ import io.ncclffm.core.NcclWindow;
 import io.ncclffm.core.ReduceOp;
 import io.ncclffm.device.DeviceCommunicator;
 import io.ncclffm.device.FusedKernels;
+import io.ncclffm.device.LaunchChoice;
+import io.ncclffm.lsa.LsaProtocol;
+import io.ncclffm.lsa.LsaWindow;
 import java.lang.management.ManagementFactory;
 import org.junit.jupiter.api.Test;
 
@@ -212,6 +215,65 @@ class AllocationTest {
               CudaGraph.capture(
                   rank.stream(), () -> comm.allReduce(mine, mine, ReduceOp.SUM, rank.stream()));
           return () -> graph.launch(rank.stream());
+        });
+  }
+
+  @Test
+  void everyOtherDeviceCollective() {
+    TestRanks.assumeShim();
+    assertAllocatesNothing(
+        (rank, x) -> {
+          DeviceCommunicator comm = DeviceCommunicator.create(rank.communicator());
+          DeviceBuffer mine = x.of(rank);
+          CudaStream stream = rank.stream();
+          LaunchChoice choice = LaunchChoice.AUTO.with(LsaProtocol.LL).withBlocks(1);
+          return () -> {
+            comm.allGather(mine, rank.rank(), mine, 0, 1, stream);
+            comm.allReduce(mine, 0, mine, 0, COUNT, ReduceOp.SUM, stream, choice);
+            comm.reduceScatter(mine, 0, mine, rank.rank(), 1, ReduceOp.MIN, stream);
+            comm.broadcast(mine, mine, 1, stream);
+            comm.reduce(mine, mine, ReduceOp.MAX, 1, stream);
+            comm.allToAll(mine, 0, mine, COUNT, COUNT / 2, stream);
+            comm.hierarchicalAllReduce(mine, mine, ReduceOp.SUM, 1, stream);
+            comm.sendRecv(mine, 0, 1 - rank.rank(), mine, COUNT, 1 - rank.rank(), COUNT, stream);
+            comm.barrier(stream);
+          };
+        });
+  }
+
+  /** On streams in turn, as beside collectives. */
+  @Test
+  void deviceSendAndRecv() {
+    TestRanks.assumeShim();
+    CudaStream[] second = new CudaStream[RANKS];
+    assertAllocatesNothing(
+        (rank, x) -> {
+          int r = rank.rank();
+          DeviceCommunicator comm = DeviceCommunicator.create(rank.communicator());
+          DeviceBuffer mine = x.of(rank);
+          second[r] = CudaStream.create(rank.device());
+          return () -> {
+            comm.send(mine, 0, COUNT, 1 - r, second[r]);
+            comm.recv(mine, COUNT, COUNT, 1 - r, rank.stream());
+          };
+        });
+    for (CudaStream stream : second) {
+      stream.close();
+    }
+  }
+
+  @Test
+  void deviceCollectivesOnWindows() {
+    TestRanks.assumeShim();
+    assertAllocatesNothing(
+        (rank, x) -> {
+          DeviceCommunicator comm = DeviceCommunicator.create(rank.communicator());
+          LsaWindow window = LsaWindow.create(rank.communicator(), 1024);
+          CudaStream stream = rank.stream();
+          return () -> {
+            comm.allReduce(window, 0, window, 0, DataType.FLOAT32, COUNT, ReduceOp.SUM, stream);
+            comm.allGather(window, 0, window, 512, DataType.FLOAT32, COUNT, stream);
+          };
         });
   }
 

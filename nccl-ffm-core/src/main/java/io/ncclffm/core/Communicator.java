@@ -1310,9 +1310,11 @@ public final class Communicator implements AutoCloseable, FailureSource {
         capture.uses(this);
       }
       if (stream != lastStream || capture != null) {
-        streams.removeIf(CudaStream::isClosed);
-        stream.watch(failures);
-        streams.add(stream);
+        if (capture != null || !streams.contains(stream)) {
+          streams.removeIf(CudaStream::isClosed);
+          stream.watch(failures);
+          streams.add(stream);
+        }
         lastStream = stream;
       }
     } catch (RuntimeException e) {
