@@ -91,12 +91,12 @@ case $1 in
     run_tests cmake-asan env
     ;;
   bundle)
-    mapfile -t tests < <(targets device_cuda_test device_cuda_test_epoch_of_4_bits blocking_calls)
-    if ((${#tests[@]} > 0)); then
-      build cmake "${tests[@]}"
+    mapfile -t programs < <(targets device_cuda_test device_calls_cuda_test device_route blocking_calls)
+    if ((${#programs[@]} > 0)); then
+      build cmake "${programs[@]}"
       mkdir -p "$2"
-      for test in "${tests[@]}"; do
-        find "$target/cmake" -name "$test" -type f -exec strip -o "$2/$test" {} \;
+      for file in "${programs[@]}" libncclffm_cuda.so; do # which the programs look for in their own folder
+        find "$target/cmake" -name "$file" -type f -exec strip -o "$2/$file" {} \;
       done
     fi
     ;;

@@ -21,7 +21,11 @@ typedef unsigned long long uintptr_t;
 #ifdef __CUDACC__
 #define NCCLFFM_DEVICE __device__ __forceinline__
 // What moves so much, or is called so rarely, that a call costs nothing: kernels stay small.
+#ifdef __CUDA_ARCH__
 #define NCCLFFM_DEVICE_CALL __device__ __noinline__ inline
+#else
+#define NCCLFFM_DEVICE_CALL __device__ inline  // compilers of the host, which see this too, find the two at odds
+#endif
 #define NCCLFFM_UNROLL _Pragma("unroll")
 #else
 #define NCCLFFM_DEVICE inline
