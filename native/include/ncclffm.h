@@ -26,7 +26,7 @@ extern "C" {
 
 /* A slot is a multiple of the first long, and at most the second. */
 #define NCCLFFM_SLOT_UNIT 512u
-#define NCCLFFM_MAX_SLOT_BYTES (1u << 26)
+#define NCCLFFM_MAX_SLOT_BYTES 67108864u /* 64 MiB */
 
 /* A collective, or a function that is not one, in a call and in a status record. */
 typedef enum ncclFfmFunction {

@@ -60,7 +60,8 @@ import org.jspecify.annotations.Nullable;
  *
  * <p>The forms on windows ("zero-copy") take memory that every rank reaches: kernels load from and
  * store to the peers' windows, and nothing is staged. All ranks name the same windows and the same
- * offsets. Until every rank's call has ended on its stream, no rank may touch what it gave.
+ * offsets, but for this rank's part of the larger buffer in place. Peers touch a rank's memory only
+ * while its own kernel runs.
  *
  * <p>Creating and closing are collective over the communicator, which closes it too. Threads: one
  * at a time; {@link #abort} from any. No call here allocates on the Java heap.
@@ -485,7 +486,7 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
   /**
    * The same on windows.
    *
-   * @param sendOffset in bytes, the same on every rank, as recvOffset is
+   * @param sendOffset in bytes, as recvOffset; see the class for what must be equal on all ranks
    */
   public void allReduce(
       LsaWindow send,
@@ -585,7 +586,7 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
   /**
    * The same on windows.
    *
-   * @param sendOffset in bytes, the same on every rank, as recvOffset is
+   * @param sendOffset in bytes, as recvOffset; see the class for what must be equal on all ranks
    */
   public void reduceScatter(
       LsaWindow send,
@@ -684,7 +685,7 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
   /**
    * The same on windows.
    *
-   * @param sendOffset in bytes, the same on every rank, as recvOffset is
+   * @param sendOffset in bytes, as recvOffset; see the class for what must be equal on all ranks
    */
   public void allGather(
       LsaWindow send,
@@ -768,7 +769,7 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
   /**
    * The same on windows.
    *
-   * @param sendOffset in bytes, the same on every rank, as recvOffset is
+   * @param sendOffset in bytes, as recvOffset; see the class for what must be equal on all ranks
    */
   public void broadcast(
       LsaWindow send,
@@ -857,7 +858,7 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
   /**
    * The same on windows.
    *
-   * @param sendOffset in bytes, the same on every rank, as recvOffset is
+   * @param sendOffset in bytes, as recvOffset; see the class for what must be equal on all ranks
    */
   public void reduce(
       LsaWindow send,
@@ -965,7 +966,7 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
   /**
    * The same on windows.
    *
-   * @param sendOffset in bytes, the same on every rank, as recvOffset is
+   * @param sendOffset in bytes, as recvOffset; see the class for what must be equal on all ranks
    */
   public void allToAll(
       LsaWindow send,
