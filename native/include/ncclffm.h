@@ -128,18 +128,18 @@ typedef struct ncclFfmDevComm {
   uint64_t timeoutNs;       /* bound of every wait; 0 = none */
   ncclFfmChannel *channels; /* device memory, nChannels entries */
   ncclFfmPair *pairs;       /* device memory, [nChannels][nRanks] */
-  void **peers;             /* device memory, nRanks entries: base of rank r's window (128-byte aligned) as mapped here */
-  ncclFfmStatus *status;    /* device pointer to host-mapped memory */
-  ncclLsa lsa;              /* the windows of the neighbours on the ring of ranks */
-  uint32_t path;            /* an ncclFfmPath */
-  int32_t ranksPerDevice;   /* the most ranks that share a GPU: their kernels wait for each other side by side */
-  uint32_t protocol;        /* what Auto in a call means here: an ncclFfmProtocol */
-  uint32_t algorithm;       /* an ncclFfmAlgorithm */
+  void **peers;           /* device memory, nRanks entries: base of rank r's window (128-byte aligned) as mapped here */
+  ncclFfmStatus *status;  /* device pointer to host-mapped memory */
+  ncclLsa lsa;            /* the windows of the neighbours on the ring of ranks */
+  uint32_t path;          /* an ncclFfmPath */
+  int32_t ranksPerDevice; /* the most ranks that share a GPU: their kernels wait for each other side by side */
+  uint32_t protocol;      /* what Auto in a call means here: an ncclFfmProtocol */
+  uint32_t algorithm;     /* an ncclFfmAlgorithm */
 } ncclFfmDevComm;
 
 /* A buffer at the same offset of a window on every rank, for zero-copy collectives. */
 typedef struct ncclLsaBuffer {
-  void **peers; /* device memory, nRanks entries: base of rank r's window as mapped here; NULL: there is no window */
+  void **peers;   /* device memory, nRanks entries: base of rank r's window as mapped here; NULL: there is no window */
   uint64_t bytes; /* of the window */
   uint64_t offset;
 } ncclLsaBuffer;
@@ -150,9 +150,10 @@ typedef struct ncclFfmCall {
   uint32_t function; /* an ncclFfmFunction */
   int32_t datatype;  /* an ncclDataType_t */
   int32_t op;        /* an ncclRedOp_t */
-  int32_t root;      /* of Broadcast and Reduce; the peer of Send (and SendRecv); ranks in a group of HierarchicalAllReduce */
-  int32_t source;    /* the peer of Recv and SendRecv */
-  uint32_t protocol; /* an ncclFfmProtocol */
+  int32_t
+      root; /* of Broadcast and Reduce; the peer of Send (and SendRecv); ranks in a group of HierarchicalAllReduce */
+  int32_t source;     /* the peer of Recv and SendRecv */
+  uint32_t protocol;  /* an ncclFfmProtocol */
   uint32_t algorithm; /* an ncclFfmAlgorithm */
   int32_t blocks;     /* of the launch; 0: the library chooses */
   uint64_t count;     /* elements: of a buffer; of one rank's part where parts are exchanged */

@@ -63,10 +63,11 @@ int checkComm(const char *operation, const ncclFfmDevComm *comm) {
                   operation, comm->rank, comm->nRanks, kMaxRanks);
   }
   if (!isShape(comm->nChannels, comm->slotBytes)) {
-    return failed(ncclInvalidArgument,
-                  "%s: comm has %d channels with slots of %u bytes; there are 1 to %d channels, and a slot is a multiple "
-                  "of %u bytes up to %u",
-                  operation, comm->nChannels, comm->slotBytes, kMaxChannels, NCCLFFM_SLOT_UNIT, NCCLFFM_MAX_SLOT_BYTES);
+    return failed(
+        ncclInvalidArgument,
+        "%s: comm has %d channels with slots of %u bytes; there are 1 to %d channels, and a slot is a multiple "
+        "of %u bytes up to %u",
+        operation, comm->nChannels, comm->slotBytes, kMaxChannels, NCCLFFM_SLOT_UNIT, NCCLFFM_MAX_SLOT_BYTES);
   }
   if (comm->channels == nullptr || comm->pairs == nullptr || comm->peers == nullptr || comm->status == nullptr) {
     return failed(ncclInvalidArgument, "%s: comm->%s is null", operation,
@@ -83,12 +84,9 @@ int checkComm(const char *operation, const ncclFfmDevComm *comm) {
 }
 
 const char *functionName(uint32_t function) {
-  constexpr const char *kNames[] = {"no function",  "AllReduce",
-                                    "ReduceScatter", "AllGather",
-                                    "Broadcast",    "Reduce",
-                                    "AllToAll",     "Barrier",
-                                    "HierarchicalAllReduce", "Send",
-                                    "Recv",         "SendRecv"};
+  constexpr const char *kNames[] = {
+      "no function", "AllReduce", "ReduceScatter",         "AllGather", "Broadcast", "Reduce",
+      "AllToAll",    "Barrier",   "HierarchicalAllReduce", "Send",      "Recv",      "SendRecv"};
   return function < std::size(kNames) ? kNames[function] : "an unknown function";
 }
 
@@ -105,8 +103,8 @@ int refused(const char *operation, const ncclFfmDevComm &comm, const ncclFfmCall
                     function, call.datatype, ncclBfloat16);
     case Problem::kOp:
       return failed(ncclInvalidArgument,
-                    "%s: %s: op %d: in a kernel sum, prod, max, min and avg (0 to %d) are supported", operation, function,
-                    call.op, ncclAvg);
+                    "%s: %s: op %d: in a kernel sum, prod, max, min and avg (0 to %d) are supported", operation,
+                    function, call.op, ncclAvg);
     case Problem::kRoot:
       return failed(ncclInvalidArgument, "%s: %s: %s %d: there are %d ranks%s", operation, function,
                     call.function == ncclFfmFunctionHierarchicalAllReduce ? "groups of" : "root", call.root,
@@ -164,7 +162,8 @@ int chooseAndCheck(const char *operation, const ncclFfmDevComm *comm, ncclFfmCal
   if (call->blocks == 0) {
     const PartCounts parts = partCounts(*comm, *call);
     const uint64_t bytes = call->count * elementBytesOf(call->datatype) * std::max(parts.send, parts.recv);
-    const uint64_t blocks = call->function == ncclFfmFunctionBarrier ? 1 : (bytes + kBytesPerBlock - 1) / kBytesPerBlock;
+    const uint64_t blocks =
+        call->function == ncclFfmFunctionBarrier ? 1 : (bytes + kBytesPerBlock - 1) / kBytesPerBlock;
     call->blocks = static_cast<int>(std::clamp<uint64_t>(blocks, 1, static_cast<uint64_t>(most)));
   }
   return ncclSuccess;

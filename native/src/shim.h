@@ -54,8 +54,8 @@ Failure prime(void *stream);
 /// Threads of a block, as its cooperation group counts them.
 uint32_t blockThreads();
 
-/// The blocks that surely run side by side on the current device when ranksPerDevice ranks launch as many each. The same
-/// on every rank whose device is alike.
+/// The blocks that surely run side by side on the current device when ranksPerDevice ranks launch as many each. The
+/// same on every rank whose device is alike.
 Failure maxBlocks(int ranksPerDevice, int *blocks);
 
 const char *buildInfo();

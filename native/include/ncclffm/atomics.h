@@ -1,6 +1,7 @@
 // Every load, store, read-modify-write and clock read that other threads, GPUs or the host take part in, each named
 // after its order and its scope: Gpu for what one rank's kernels share, Sys for what peers or the host see. This and
-// impl/half.h are the only files with inline PTX. On the host both scopes are the same, and the compiler's __atomic builtins stand for them.
+// impl/half.h are the only files with inline PTX. On the host both scopes are the same, and the compiler's __atomic
+// builtins stand for them.
 #ifndef NCCLFFM_ATOMICS_H_
 #define NCCLFFM_ATOMICS_H_
 

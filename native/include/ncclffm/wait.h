@@ -28,8 +28,8 @@ NCCLFFM_DEVICE_CALL ncclResult_t fail(const DevComm &comm, Site site, ncclResult
 
 // Calls missing() until it returns kNobody; before that it returns the rank of a peer that has not come yet. Returns
 // ncclSuccess or what the communicator has failed with: ncclTimeout, ncclRemoteError after an abort, ncclInvalidUsage
-// when the peer has come with something else: its letter (protocol.h), *letterOf(peer), is of this epoch and has another
-// hash. letterOf may return null.
+// when the peer has come with something else: its letter (protocol.h), *letterOf(peer), is of this epoch and has
+// another hash. letterOf may return null.
 //
 // Lanes are the threads that wait together and call this with the same missing(): Alone, or Octet.
 template <class Lanes, class LetterOf, class Missing>

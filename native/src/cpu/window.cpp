@@ -130,9 +130,9 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t handle, void *buff, size_t size, 
     descriptor.count = size;
     descriptor.send = offset;
     return submitUntold(Task{kRegister,
-                       open,
-                       {[comm, descriptor] { comm->arrive(comm->hostCursor(), descriptor); },
-                        [comm, window, flags] { *window = windows().add(gather(comm, flags)); }}});
+                             open,
+                             {[comm, descriptor] { comm->arrive(comm->hostCursor(), descriptor); },
+                              [comm, window, flags] { *window = windows().add(gather(comm, flags)); }}});
   }));
 }
 

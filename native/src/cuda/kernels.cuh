@@ -33,7 +33,7 @@ void launchCallOf(const ncclFfmDevComm &comm, const ncclFfmCall &call, int block
   callKernel<T><<<blocks, kThreadsPerBlock, 0, stream>>>(comm, call);
 }
 
-#define NCCLFFM_KERNEL(T)                                                                                 \
+#define NCCLFFM_KERNEL(T) \
   template void launchCallOf<T>(const ncclFfmDevComm &comm, const ncclFfmCall &call, int blocks, cudaStream_t stream);
 NCCLFFM_KERNELS_OF(NCCLFFM_KERNEL)
 

@@ -1,5 +1,6 @@
-// Which CUDA calls wait for a kernel that spins on another stream of the process: what must not stand between two ranks'
-// launches when ranks share a GPU. Prints a row a call; "waits" means that it returned only after the kernel had ended.
+// Which CUDA calls wait for a kernel that spins on another stream of the process: what must not stand between two
+// ranks' launches when ranks share a GPU. Prints a row a call; "waits" means that it returned only after the kernel had
+// ended.
 #include <cuda_runtime.h>
 
 #include <chrono>

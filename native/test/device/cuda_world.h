@@ -1,6 +1,6 @@
 // What the programs for a real GPU share: the memory of all ranks of a communicator, without Java and without NCCL.
-// Several ranks may be on one GPU, each on a stream of its own; windows are plain device memory. The buffers of all ranks
-// can be reached from all, so they serve as windows of zero-copy collectives, too.
+// Several ranks may be on one GPU, each on a stream of its own; windows are plain device memory. The buffers of all
+// ranks can be reached from all, so they serve as windows of zero-copy collectives, too.
 #ifndef NCCLFFM_TEST_DEVICE_CUDA_WORLD_H_
 #define NCCLFFM_TEST_DEVICE_CUDA_WORLD_H_
 

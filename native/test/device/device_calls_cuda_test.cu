@@ -1,6 +1,6 @@
 // Every collective of the device library on a real GPU: functions x types x operations x protocols x algorithms through
-// the shim, warps, blocks and grids as groups, zero-copy, sends; also captured in a graph and replayed. Values are small
-// numbers whose results every type represents exactly, so every element is compared bit by bit.
+// the shim, warps, blocks and grids as groups, zero-copy, sends; also captured in a graph and replayed. Values are
+// small numbers whose results every type represents exactly, so every element is compared bit by bit.
 //
 //   device_calls_cuda_test [GPUS [reduced]]     rank r runs on GPU r % GPUS; reduced: few sizes, for compute-sanitizer
 #include "cuda_world.h"
@@ -14,9 +14,9 @@ struct Type {
   size_t bytes;
   bool isSigned;
 };
-constexpr Type kTypes[] = {{ncclInt8, 1, true},   {ncclUint8, 1, false},   {ncclInt32, 4, true},
-                           {ncclUint32, 4, false}, {ncclInt64, 8, true},    {ncclUint64, 8, false},
-                           {ncclFloat16, 2, true}, {ncclFloat32, 4, true},  {ncclFloat64, 8, true},
+constexpr Type kTypes[] = {{ncclInt8, 1, true},    {ncclUint8, 1, false},  {ncclInt32, 4, true},
+                           {ncclUint32, 4, false}, {ncclInt64, 8, true},   {ncclUint64, 8, false},
+                           {ncclFloat16, 2, true}, {ncclFloat32, 4, true}, {ncclFloat64, 8, true},
                            {ncclBfloat16, 2, true}};
 
 bool isFloat(int datatype) {
@@ -56,11 +56,11 @@ uint64_t reducedValue(uint64_t call, int nRanks, size_t i, int op, const Type &t
   int64_t result = 0;
   for (int r = 0; r < nRanks; ++r) {
     const int64_t x = valueOf(call, r, i, op, type.isSigned);
-    result = r == 0               ? x
-             : op == ncclProd     ? result * x
-             : op == ncclMax      ? std::max(result, x)
-             : op == ncclMin      ? std::min(result, x)
-                                  : result + x;
+    result = r == 0           ? x
+             : op == ncclProd ? result * x
+             : op == ncclMax  ? std::max(result, x)
+             : op == ncclMin  ? std::min(result, x)
+                              : result + x;
   }
   if (op != ncclAvg) return encode(type.datatype, static_cast<double>(result));
   if (type.datatype == ncclFloat64) return encode(type.datatype, static_cast<double>(result) / nRanks);
@@ -152,8 +152,8 @@ void runAndCompare(World &world, const ncclFfmCall &call, const Type &type, uint
       }
       if (memcmp(&got, &want, type.bytes) != 0) {
         // Of zeros, the sign is the order's; values are small integers, so only then do bits differ.
-        const bool zeros = isFloat(type.datatype) && (got << (65 - 8 * type.bytes)) == 0 &&
-                           (want << (65 - 8 * type.bytes)) == 0;
+        const bool zeros =
+            isFloat(type.datatype) && (got << (65 - 8 * type.bytes)) == 0 && (want << (65 - 8 * type.bytes)) == 0;
         if (!zeros) ++wrong, first = i;
       }
     }
@@ -290,9 +290,8 @@ void largeCallsAreRight(int nRanks) {
 enum class Scope { kWarp, kBlock, kGrid };
 
 template <Scope kScope>
-__global__ void __launch_bounds__(512, 1)
-    scopeKernel(const __grid_constant__ DevComm comm, const float *send, float *recv, size_t count, int function,
-                ncclResult_t *result) {
+__global__ void __launch_bounds__(512, 1) scopeKernel(const __grid_constant__ DevComm comm, const float *send,
+                                                      float *recv, size_t count, int function, ncclResult_t *result) {
   if (function == 0) return;
   ncclResult_t r = ncclSuccess;
   auto call = [&](auto coop) {
@@ -340,8 +339,8 @@ void scopesAreRight(int nRanks, const char *what) {
         runAndCompare(world, call, type, number, offset, what, [&] {
           world.onEach([&](Rank &rank, int) {
             scopeKernel<kScope><<<blocks, threads[i % 5], 0, rank.stream>>>(rank.comm, rank.send + offset,
-                                                                             rank.recv + offset, call.count,
-                                                                             static_cast<int>(function), rank.results);
+                                                                            rank.recv + offset, call.count,
+                                                                            static_cast<int>(function), rank.results);
           });
         });
         for (const Rank &rank : world.ranks) {
@@ -391,9 +390,8 @@ void manyCallsAndReplaysAreRight(int nRanks) {
     CUDA(cudaGraphDestroy(graph));
   });
   for (int replay = 0; replay < (reduced ? 5 : 300); ++replay) {
-    runAndCompare(world, call, type, 1000 + replay, 0, "replay", [&] {
-      world.onEach([&](Rank &rank, int r) { CUDA(cudaGraphLaunch(graphs[r], rank.stream)); });
-    });
+    runAndCompare(world, call, type, 1000 + replay, 0, "replay",
+                  [&] { world.onEach([&](Rank &rank, int r) { CUDA(cudaGraphLaunch(graphs[r], rank.stream)); }); });
   }
   for (cudaGraphExec_t graph : graphs) CUDA(cudaGraphExecDestroy(graph));
   printf("%d ranks: %d calls back to back, replays; %d failures so far\n", nRanks, kCalls, failures);

@@ -79,13 +79,11 @@ void launchesMatchFloat64(int nRanks) {
   for (size_t count : {0u, 1u, 2u, 3u, 31u, 128u, 1023u, 1024u, 1025u, 16384u, 16385u, 65537u, 1u << 18, 1u << 20}) {
     for (size_t offset : {0u, 1u, 3u}) {
       world.fill(++call, offset, count);
-      world.onEach([&](Rank &rank, int) {
-        allReduce(rank, rank.send + offset, rank.recv + offset / 2, count, rank.stream);
-      });
+      world.onEach(
+          [&](Rank &rank, int) { allReduce(rank, rank.send + offset, rank.recv + offset / 2, count, rank.stream); });
       world.verify("all-reduce", call, &Rank::recv, offset / 2, count, false);
-      world.onEach([&](Rank &rank, int) {
-        allReduce(rank, rank.send + offset, rank.send + offset, count, rank.stream);
-      });
+      world.onEach(
+          [&](Rank &rank, int) { allReduce(rank, rank.send + offset, rank.send + offset, count, rank.stream); });
       world.verify("in place", call, &Rank::send, offset, count, false);
       world.fill(++call, offset, count);
       world.onEach([&](Rank &rank, int) {
@@ -98,13 +96,9 @@ void launchesMatchFloat64(int nRanks) {
   world.fill(++call, 0, 2000);
   for (int i = 0; i < 500; ++i) {
     const size_t count = mix(kSeed + i) % 3000;
-    world.onEach([&](Rank &rank, int) {
-      allReduce(rank, rank.recv + 4096, rank.recv + 8192, count, rank.stream);
-    });
+    world.onEach([&](Rank &rank, int) { allReduce(rank, rank.recv + 4096, rank.recv + 8192, count, rank.stream); });
   }
-  world.onEach([&](Rank &rank, int) {
-    allReduce(rank, rank.send, rank.recv, 2000, rank.stream);
-  });
+  world.onEach([&](Rank &rank, int) { allReduce(rank, rank.send, rank.recv, 2000, rank.stream); });
   world.verify("after 500 launches", call, &Rank::recv, 0, 2000, false);
 }
 

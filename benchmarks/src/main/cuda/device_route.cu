@@ -140,9 +140,8 @@ double backToBack(World &world, int times, int repetitions, const std::function<
 
 // Each block all-reduces its own slice, again and again, holding the channel. The first time is not measured: it waits
 // for everybody.
-__global__ void __launch_bounds__(512, 1)
-    loopKernel(const __grid_constant__ DevComm comm, const float *send, float *recv, size_t perBlock, int times,
-               uint64_t *ns) {
+__global__ void __launch_bounds__(512, 1) loopKernel(const __grid_constant__ DevComm comm, const float *send,
+                                                     float *recv, size_t perBlock, int times, uint64_t *ns) {
   if (times == 0) return;
   const float *in = send + perBlock * blockIdx.x;
   float *out = recv + perBlock * blockIdx.x;
@@ -183,10 +182,17 @@ struct Way {
   uint32_t protocol, algorithm;
   const char *name;
 };
-constexpr Way kWays[] = {{1, 1, "LL one-shot"},     {1, 2, "LL two-shot"},     {1, 3, "LL ring"},
-                         {2, 1, "LL128 one-shot"},  {2, 2, "LL128 two-shot"},  {2, 3, "LL128 ring"},
-                         {3, 1, "Simple one-shot"}, {3, 2, "Simple two-shot"}, {3, 3, "Simple ring"},
-                         {3, 2, "zero-copy"},       {0, 0, "auto"}};
+constexpr Way kWays[] = {{1, 1, "LL one-shot"},
+                         {1, 2, "LL two-shot"},
+                         {1, 3, "LL ring"},
+                         {2, 1, "LL128 one-shot"},
+                         {2, 2, "LL128 two-shot"},
+                         {2, 3, "LL128 ring"},
+                         {3, 1, "Simple one-shot"},
+                         {3, 2, "Simple two-shot"},
+                         {3, 3, "Simple ring"},
+                         {3, 2, "zero-copy"},
+                         {0, 0, "auto"}};
 
 ncclFfmCall callOf(const Rank &rank, size_t count, const Way &way, int blocks, size_t offset = 0) {
   ncclFfmCall call = {};
@@ -251,7 +257,8 @@ void measure(int nRanks) {
       const Rank &rank = world.ranks[r];
       const float *send = symmetric ? static_cast<float *>(communicators.buffers[r]) : rank.send;
       float *recv = symmetric ? static_cast<float *>(communicators.buffers[r]) + kMaxCount : rank.recv;
-      NCCL(nccl.allReduce(send, recv, bytes / sizeof(float), ncclFloat32, ncclSum, communicators.comms[r], rank.stream));
+      NCCL(
+          nccl.allReduce(send, recv, bytes / sizeof(float), ncclFloat32, ncclSum, communicators.comms[r], rank.stream));
     });
   };
   printf("\n== %d ranks on %d GPUs, float32 sum ==\n", nRanks, gpus);

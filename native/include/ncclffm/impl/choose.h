@@ -82,14 +82,14 @@ NCCLFFM_DEVICE Choice choose(uint32_t function, uint32_t protocol, uint32_t algo
       const bool hasTwoShot = hasAlgorithm(function, ncclFfmAlgorithmTwoShot, false);
       const bool isLarge = nRanks > 2 && bytes * static_cast<uint64_t>(nRanks) >= twoShotFrom(path);
       algorithm = hasTwoShot && (isLarge || function == ncclFfmFunctionHierarchicalAllReduce) ? ncclFfmAlgorithmTwoShot
-                                                                                             : ncclFfmAlgorithmOneShot;
+                                                                                              : ncclFfmAlgorithmOneShot;
     }
   }
   if (protocol == ncclFfmProtocolAuto) {
     const bool lines = path != ncclFfmPathHostStaged && bytes <= (512 << 10);
-    protocol = bytes <= kLLBytes                                        ? ncclFfmProtocolLL
+    protocol = bytes <= kLLBytes                                                ? ncclFfmProtocolLL
                : lines && allowsProtocol(ncclFfmProtocolLL128, path, groupSize) ? ncclFfmProtocolLL128
-                                                                          : ncclFfmProtocolSimple;
+                                                                                : ncclFfmProtocolSimple;
   }
   return {protocol, algorithm};
 }

@@ -206,87 +206,107 @@ NCCLFFM_DEVICE ncclResult_t ncclDevAllReduce(ChannelSession<Coop> &session, cons
 }
 
 template <class Coop>
-NCCLFFM_DEVICE ncclResult_t ncclDevAllReduce(Coop coop, const DevComm &comm, const void *sendbuff, void *recvbuff, size_t count, int datatype, int op, int channel) {
+NCCLFFM_DEVICE ncclResult_t ncclDevAllReduce(Coop coop, const DevComm &comm, const void *sendbuff, void *recvbuff,
+                                             size_t count, int datatype, int op, int channel) {
   Call call = makeCall(ncclFfmFunctionAllReduce, sendbuff, recvbuff, count, datatype, op, 0, 0);
   return callBy(coop, comm, call, channel);
 }
 
-NCCLFFM_DEVICE ncclResult_t ncclDevAllReduce(const DevComm &comm, const void *sendbuff, void *recvbuff, size_t count, int datatype, int op, int channel) {
+NCCLFFM_DEVICE ncclResult_t ncclDevAllReduce(const DevComm &comm, const void *sendbuff, void *recvbuff, size_t count,
+                                             int datatype, int op, int channel) {
   return ncclDevAllReduce(CoopBlock(), comm, sendbuff, recvbuff, count, datatype, op, channel);
 }
 
 template <class Coop>
-NCCLFFM_DEVICE ncclResult_t ncclDevReduceScatter(ChannelSession<Coop> &session, const void *sendbuff, void *recvbuff, size_t recvcount, int datatype, int op) {
-  return ncclDevCallLsa(session, makeCall(ncclFfmFunctionReduceScatter, sendbuff, recvbuff, recvcount, datatype, op, 0, 0));
+NCCLFFM_DEVICE ncclResult_t ncclDevReduceScatter(ChannelSession<Coop> &session, const void *sendbuff, void *recvbuff,
+                                                 size_t recvcount, int datatype, int op) {
+  return ncclDevCallLsa(session,
+                        makeCall(ncclFfmFunctionReduceScatter, sendbuff, recvbuff, recvcount, datatype, op, 0, 0));
 }
 
 template <class Coop>
-NCCLFFM_DEVICE ncclResult_t ncclDevReduceScatter(Coop coop, const DevComm &comm, const void *sendbuff, void *recvbuff, size_t recvcount, int datatype, int op, int channel) {
+NCCLFFM_DEVICE ncclResult_t ncclDevReduceScatter(Coop coop, const DevComm &comm, const void *sendbuff, void *recvbuff,
+                                                 size_t recvcount, int datatype, int op, int channel) {
   Call call = makeCall(ncclFfmFunctionReduceScatter, sendbuff, recvbuff, recvcount, datatype, op, 0, 0);
   return callBy(coop, comm, call, channel);
 }
 
-NCCLFFM_DEVICE ncclResult_t ncclDevReduceScatter(const DevComm &comm, const void *sendbuff, void *recvbuff, size_t recvcount, int datatype, int op, int channel) {
+NCCLFFM_DEVICE ncclResult_t ncclDevReduceScatter(const DevComm &comm, const void *sendbuff, void *recvbuff,
+                                                 size_t recvcount, int datatype, int op, int channel) {
   return ncclDevReduceScatter(CoopBlock(), comm, sendbuff, recvbuff, recvcount, datatype, op, channel);
 }
 
 template <class Coop>
-NCCLFFM_DEVICE ncclResult_t ncclDevAllGather(ChannelSession<Coop> &session, const void *sendbuff, void *recvbuff, size_t sendcount, int datatype) {
-  return ncclDevCallLsa(session, makeCall(ncclFfmFunctionAllGather, sendbuff, recvbuff, sendcount, datatype, ncclSum, 0, 0));
+NCCLFFM_DEVICE ncclResult_t ncclDevAllGather(ChannelSession<Coop> &session, const void *sendbuff, void *recvbuff,
+                                             size_t sendcount, int datatype) {
+  return ncclDevCallLsa(session,
+                        makeCall(ncclFfmFunctionAllGather, sendbuff, recvbuff, sendcount, datatype, ncclSum, 0, 0));
 }
 
 template <class Coop>
-NCCLFFM_DEVICE ncclResult_t ncclDevAllGather(Coop coop, const DevComm &comm, const void *sendbuff, void *recvbuff, size_t sendcount, int datatype, int channel) {
+NCCLFFM_DEVICE ncclResult_t ncclDevAllGather(Coop coop, const DevComm &comm, const void *sendbuff, void *recvbuff,
+                                             size_t sendcount, int datatype, int channel) {
   Call call = makeCall(ncclFfmFunctionAllGather, sendbuff, recvbuff, sendcount, datatype, ncclSum, 0, 0);
   return callBy(coop, comm, call, channel);
 }
 
-NCCLFFM_DEVICE ncclResult_t ncclDevAllGather(const DevComm &comm, const void *sendbuff, void *recvbuff, size_t sendcount, int datatype, int channel) {
+NCCLFFM_DEVICE ncclResult_t ncclDevAllGather(const DevComm &comm, const void *sendbuff, void *recvbuff,
+                                             size_t sendcount, int datatype, int channel) {
   return ncclDevAllGather(CoopBlock(), comm, sendbuff, recvbuff, sendcount, datatype, channel);
 }
 
 template <class Coop>
-NCCLFFM_DEVICE ncclResult_t ncclDevBroadcast(ChannelSession<Coop> &session, const void *sendbuff, void *recvbuff, size_t count, int datatype, int root) {
-  return ncclDevCallLsa(session, makeCall(ncclFfmFunctionBroadcast, sendbuff, recvbuff, count, datatype, ncclSum, root, 0));
+NCCLFFM_DEVICE ncclResult_t ncclDevBroadcast(ChannelSession<Coop> &session, const void *sendbuff, void *recvbuff,
+                                             size_t count, int datatype, int root) {
+  return ncclDevCallLsa(session,
+                        makeCall(ncclFfmFunctionBroadcast, sendbuff, recvbuff, count, datatype, ncclSum, root, 0));
 }
 
 template <class Coop>
-NCCLFFM_DEVICE ncclResult_t ncclDevBroadcast(Coop coop, const DevComm &comm, const void *sendbuff, void *recvbuff, size_t count, int datatype, int root, int channel) {
+NCCLFFM_DEVICE ncclResult_t ncclDevBroadcast(Coop coop, const DevComm &comm, const void *sendbuff, void *recvbuff,
+                                             size_t count, int datatype, int root, int channel) {
   Call call = makeCall(ncclFfmFunctionBroadcast, sendbuff, recvbuff, count, datatype, ncclSum, root, 0);
   return callBy(coop, comm, call, channel);
 }
 
-NCCLFFM_DEVICE ncclResult_t ncclDevBroadcast(const DevComm &comm, const void *sendbuff, void *recvbuff, size_t count, int datatype, int root, int channel) {
+NCCLFFM_DEVICE ncclResult_t ncclDevBroadcast(const DevComm &comm, const void *sendbuff, void *recvbuff, size_t count,
+                                             int datatype, int root, int channel) {
   return ncclDevBroadcast(CoopBlock(), comm, sendbuff, recvbuff, count, datatype, root, channel);
 }
 
 template <class Coop>
-NCCLFFM_DEVICE ncclResult_t ncclDevReduce(ChannelSession<Coop> &session, const void *sendbuff, void *recvbuff, size_t count, int datatype, int op, int root) {
+NCCLFFM_DEVICE ncclResult_t ncclDevReduce(ChannelSession<Coop> &session, const void *sendbuff, void *recvbuff,
+                                          size_t count, int datatype, int op, int root) {
   return ncclDevCallLsa(session, makeCall(ncclFfmFunctionReduce, sendbuff, recvbuff, count, datatype, op, root, 0));
 }
 
 template <class Coop>
-NCCLFFM_DEVICE ncclResult_t ncclDevReduce(Coop coop, const DevComm &comm, const void *sendbuff, void *recvbuff, size_t count, int datatype, int op, int root, int channel) {
+NCCLFFM_DEVICE ncclResult_t ncclDevReduce(Coop coop, const DevComm &comm, const void *sendbuff, void *recvbuff,
+                                          size_t count, int datatype, int op, int root, int channel) {
   Call call = makeCall(ncclFfmFunctionReduce, sendbuff, recvbuff, count, datatype, op, root, 0);
   return callBy(coop, comm, call, channel);
 }
 
-NCCLFFM_DEVICE ncclResult_t ncclDevReduce(const DevComm &comm, const void *sendbuff, void *recvbuff, size_t count, int datatype, int op, int root, int channel) {
+NCCLFFM_DEVICE ncclResult_t ncclDevReduce(const DevComm &comm, const void *sendbuff, void *recvbuff, size_t count,
+                                          int datatype, int op, int root, int channel) {
   return ncclDevReduce(CoopBlock(), comm, sendbuff, recvbuff, count, datatype, op, root, channel);
 }
 
 template <class Coop>
-NCCLFFM_DEVICE ncclResult_t ncclDevAllToAll(ChannelSession<Coop> &session, const void *sendbuff, void *recvbuff, size_t count, int datatype) {
+NCCLFFM_DEVICE ncclResult_t ncclDevAllToAll(ChannelSession<Coop> &session, const void *sendbuff, void *recvbuff,
+                                            size_t count, int datatype) {
   return ncclDevCallLsa(session, makeCall(ncclFfmFunctionAllToAll, sendbuff, recvbuff, count, datatype, ncclSum, 0, 0));
 }
 
 template <class Coop>
-NCCLFFM_DEVICE ncclResult_t ncclDevAllToAll(Coop coop, const DevComm &comm, const void *sendbuff, void *recvbuff, size_t count, int datatype, int channel) {
+NCCLFFM_DEVICE ncclResult_t ncclDevAllToAll(Coop coop, const DevComm &comm, const void *sendbuff, void *recvbuff,
+                                            size_t count, int datatype, int channel) {
   Call call = makeCall(ncclFfmFunctionAllToAll, sendbuff, recvbuff, count, datatype, ncclSum, 0, 0);
   return callBy(coop, comm, call, channel);
 }
 
-NCCLFFM_DEVICE ncclResult_t ncclDevAllToAll(const DevComm &comm, const void *sendbuff, void *recvbuff, size_t count, int datatype, int channel) {
+NCCLFFM_DEVICE ncclResult_t ncclDevAllToAll(const DevComm &comm, const void *sendbuff, void *recvbuff, size_t count,
+                                            int datatype, int channel) {
   return ncclDevAllToAll(CoopBlock(), comm, sendbuff, recvbuff, count, datatype, channel);
 }
 
@@ -306,18 +326,26 @@ NCCLFFM_DEVICE ncclResult_t ncclDevBarrier(const DevComm &comm, int channel) {
 }
 
 template <class Coop>
-NCCLFFM_DEVICE ncclResult_t ncclDevHierarchicalAllReduce(ChannelSession<Coop> &session, const void *sendbuff, void *recvbuff, size_t count, int datatype, int op, int ranksPerGroup) {
-  return ncclDevCallLsa(session, makeCall(ncclFfmFunctionHierarchicalAllReduce, sendbuff, recvbuff, count, datatype, op, ranksPerGroup, 0));
+NCCLFFM_DEVICE ncclResult_t ncclDevHierarchicalAllReduce(ChannelSession<Coop> &session, const void *sendbuff,
+                                                         void *recvbuff, size_t count, int datatype, int op,
+                                                         int ranksPerGroup) {
+  return ncclDevCallLsa(session, makeCall(ncclFfmFunctionHierarchicalAllReduce, sendbuff, recvbuff, count, datatype, op,
+                                          ranksPerGroup, 0));
 }
 
 template <class Coop>
-NCCLFFM_DEVICE ncclResult_t ncclDevHierarchicalAllReduce(Coop coop, const DevComm &comm, const void *sendbuff, void *recvbuff, size_t count, int datatype, int op, int ranksPerGroup, int channel) {
+NCCLFFM_DEVICE ncclResult_t ncclDevHierarchicalAllReduce(Coop coop, const DevComm &comm, const void *sendbuff,
+                                                         void *recvbuff, size_t count, int datatype, int op,
+                                                         int ranksPerGroup, int channel) {
   Call call = makeCall(ncclFfmFunctionHierarchicalAllReduce, sendbuff, recvbuff, count, datatype, op, ranksPerGroup, 0);
   return callBy(coop, comm, call, channel);
 }
 
-NCCLFFM_DEVICE ncclResult_t ncclDevHierarchicalAllReduce(const DevComm &comm, const void *sendbuff, void *recvbuff, size_t count, int datatype, int op, int ranksPerGroup, int channel) {
-  return ncclDevHierarchicalAllReduce(CoopBlock(), comm, sendbuff, recvbuff, count, datatype, op, ranksPerGroup, channel);
+NCCLFFM_DEVICE ncclResult_t ncclDevHierarchicalAllReduce(const DevComm &comm, const void *sendbuff, void *recvbuff,
+                                                         size_t count, int datatype, int op, int ranksPerGroup,
+                                                         int channel) {
+  return ncclDevHierarchicalAllReduce(CoopBlock(), comm, sendbuff, recvbuff, count, datatype, op, ranksPerGroup,
+                                      channel);
 }
 
 template <class Coop>

@@ -231,8 +231,7 @@ NCCLFFM_DEVICE ncclResult_t runStepOfLines(ChannelSession<Coop> &session, const 
     const uint32_t flag = flagOf(site);
     const uint64_t outOffset =
         slotOffset(comm, Traffic::kCollective, P::kProtocol, site.channel, site.epoch, comm.rank);
-    const char *inbox =
-        slotOf(comm, Traffic::kCollective, P::kProtocol, comm.rank, site.channel, site.epoch, 0);
+    const char *inbox = slotOf(comm, Traffic::kCollective, P::kProtocol, comm.rank, site.channel, site.epoch, 0);
     auto outSlot = [&](int member) { return loadPeer(comm.peers, team.rank(member)) + outOffset; };
 
     // What this thread gives first, it also sums first.
@@ -338,7 +337,8 @@ NCCLFFM_DEVICE ncclResult_t tellAndWaitReady(const ChannelSession<Coop> &session
 
 // A step by Simple: data, then one letter.
 template <class T, class Coop>
-NCCLFFM_DEVICE_CALL ncclResult_t runStepOfSimple(ChannelSession<Coop> &session, const Step &step, const CallContext &call) {
+NCCLFFM_DEVICE_CALL ncclResult_t runStepOfSimple(ChannelSession<Coop> &session, const Step &step,
+                                                 const CallContext &call) {
   const DevComm &comm = session.comm();
   const Team &team = step.team;
   const Share share = {session.coop().rank(), session.coop().size()};
@@ -366,8 +366,13 @@ NCCLFFM_DEVICE_CALL ncclResult_t runStepOfSimple(ChannelSession<Coop> &session, 
 
     if (result == ncclSuccess && step.reduces && step.gives(team.self, team.self)) {
       const MutableSpan own = step.send.chunk(team.self, done, capacity, call.elementBytes);
-      const Places from = {nullptr,    0, own.base, inbox + static_cast<uint64_t>(team.first) * comm.slotBytes,
-                           static_cast<uint64_t>(team.stride) * comm.slotBytes, team.self, team.size};
+      const Places from = {nullptr,
+                           0,
+                           own.base,
+                           inbox + static_cast<uint64_t>(team.first) * comm.slotBytes,
+                           static_cast<uint64_t>(team.stride) * comm.slotBytes,
+                           team.self,
+                           team.size};
       reduceSpans<T>(share, from, onePlace(step.recv.base + done), own.bytes, reduction);
     } else if (result == ncclSuccess && !step.reduces) {
       for (int k = 1; k < team.size; ++k) {

@@ -31,9 +31,10 @@ NCCLFFM_DEVICE void storeAs(char *address, U value) {
 }
 
 NCCLFFM_DEVICE uint64_t loadUpTo8(const char *address, uint32_t bytes) {
-  return bytes == 8 ? loadAs<uint64_t>(address) : bytes == 4 ? loadAs<uint32_t>(address)
-         : bytes == 2                            ? loadAs<uint16_t>(address)
-                                                 : loadAs<uint8_t>(address);
+  return bytes == 8   ? loadAs<uint64_t>(address)
+         : bytes == 4 ? loadAs<uint32_t>(address)
+         : bytes == 2 ? loadAs<uint16_t>(address)
+                      : loadAs<uint8_t>(address);
 }
 
 NCCLFFM_DEVICE void storeUpTo8(char *address, uint32_t bytes, uint64_t value) {

@@ -26,7 +26,7 @@ NCCLFFM_DEVICE void putLines(const PairSession<Coop> &session, char *slot, const
 // Gives the peer one slot full; span.bytes is at least 1, and at most payloadBytesOf.
 template <class Coop>
 NCCLFFM_DEVICE_CALL ncclResult_t sendStep(PairSession<Coop> &session, uint32_t protocol, const ConstSpan &span,
-                                     uint32_t hash) {
+                                          uint32_t hash) {
   const ncclResult_t result = session.beginStep(hash);
   if (result != ncclSuccess) return result;
   const DevComm &comm = session.comm();
@@ -112,7 +112,7 @@ NCCLFFM_DEVICE ncclResult_t getSimple(const PairSession<Coop> &session, char *sl
 // Takes one slot full from the peer.
 template <class T, class Coop>
 NCCLFFM_DEVICE_CALL ncclResult_t recvStep(PairSession<Coop> &session, uint32_t protocol, const Arrival &arrival,
-                                     uint32_t hash) {
+                                          uint32_t hash) {
   ncclResult_t result = session.beginStep(hash);
   if (result != ncclSuccess) return result;
   const DevComm &comm = session.comm();
@@ -154,8 +154,8 @@ NCCLFFM_DEVICE ncclResult_t sendRecv(PairSession<Coop> &next, PairSession<Coop> 
 
 // One phase of a ring collective on the ring of all ranks: n - 1 times, every rank hands a part to the next and gets
 // one from the previous. Reducing, the part that arrives is added to this rank's own (`in`), and after the phase part
-// rank is complete in `out`; a part that was never handed on before comes from `in`. Not reducing, each rank starts with
-// part rank of `out`, and ends with all.
+// rank is complete in `out`; a part that was never handed on before comes from `in`. Not reducing, each rank starts
+// with part rank of `out`, and ends with all.
 template <class T, class Coop>
 NCCLFFM_DEVICE ncclResult_t ringPhase(PairSession<Coop> &next, PairSession<Coop> &previous, uint32_t protocol,
                                       bool reduces, const Parts &in, const Parts &out, const CallContext &call) {

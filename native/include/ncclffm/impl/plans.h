@@ -83,7 +83,8 @@ NCCLFFM_DEVICE bool fits(const LsaBuffer &buffer, uint64_t bytes) {
   return bytes <= buffer.bytes && buffer.offset <= buffer.bytes - bytes;
 }
 
-// Bounds what is multiplied by the size of an element and the number of ranks: far beyond any memory, far below 64 bits.
+// Bounds what is multiplied by the size of an element and the number of ranks: far beyond any memory, far below 64
+// bits.
 constexpr uint64_t kMaxCount = uint64_t{1} << 40;
 
 NCCLFFM_DEVICE Problem problemOfBuffers(const DevComm &comm, const Call &call, uint32_t elementBytes) {
@@ -161,7 +162,8 @@ NCCLFFM_DEVICE void chooseFor(const DevComm &comm, Call &call, uint32_t groupSiz
   call.algorithm = choice.algorithm;
 }
 
-// What must be equal on all ranks, in 32 bits of which the low 15 differ whenever only counts do, and by less than 2^15.
+// What must be equal on all ranks, in 32 bits of which the low 15 differ whenever only counts do, and by less than
+// 2^15.
 NCCLFFM_DEVICE uint32_t hashOf(const Call &call, uint64_t shareCount) {
   const uint64_t which = static_cast<uint64_t>(call.function) | static_cast<uint64_t>(call.datatype) << 4 |
                          static_cast<uint64_t>(call.op) << 8 | static_cast<uint64_t>(call.protocol) << 12 |
@@ -220,8 +222,7 @@ NCCLFFM_DEVICE Step gatherShards(const Team &team, char *out, uint64_t shard, ui
 }
 
 // Every member gets a shard of `in`, summed, in its place of `out`.
-NCCLFFM_DEVICE Step reduceShards(const Team &team, char *in, char *out, uint64_t shard, uint64_t total,
-                                 bool finishes) {
+NCCLFFM_DEVICE Step reduceShards(const Team &team, char *in, char *out, uint64_t shard, uint64_t total, bool finishes) {
   const Parts shards = {in, shard, shard, total};
   const Parts own = {out + static_cast<uint64_t>(team.self) * shard, 0, shard, total};
   return {team, shards, kEverybody, kEverybody, own, true, finishes};
@@ -271,7 +272,7 @@ NCCLFFM_DEVICE Step stepOf(const DevComm &comm, const Call &call, const ShareBuf
 
 template <class T, class Coop>
 NCCLFFM_DEVICE_CALL ncclResult_t runRing(ChannelSession<Coop> &session, const Call &call, const ShareBuffers &b,
-                                    const CallContext &context) {
+                                         const CallContext &context) {
   const DevComm &comm = session.comm();
   const int n = comm.nRanks, channel = session.site().channel;
   const ncclFfmFunction function = static_cast<ncclFfmFunction>(call.function);
@@ -282,7 +283,8 @@ NCCLFFM_DEVICE_CALL ncclResult_t runRing(ChannelSession<Coop> &session, const Ca
   if (call.function == ncclFfmFunctionAllGather) {
     const Parts out = {b.out, b.stride, b.bytes, kNoEnd};
     char *own = out.of(comm.rank);
-    if (own != b.in) copyBytes({session.coop().rank(), session.coop().size()}, own, b.in, b.bytes, context.elementBytes);
+    if (own != b.in)
+      copyBytes({session.coop().rank(), session.coop().size()}, own, b.in, b.bytes, context.elementBytes);
     session.coop().sync();
     return ringPhase<T>(next, previous, call.protocol, false, out, out, context);
   }
@@ -295,7 +297,7 @@ NCCLFFM_DEVICE_CALL ncclResult_t runRing(ChannelSession<Coop> &session, const Ca
 
 template <class T, class Coop>
 NCCLFFM_DEVICE_CALL ncclResult_t runZeroCopy(ChannelSession<Coop> &session, const Call &call, const BlockShare &share,
-                                        const CallContext &context) {
+                                             const CallContext &context) {
   const DevComm &comm = session.comm();
   const int n = comm.nRanks;
   const uint64_t first = share.first * context.elementBytes, bytes = share.count * context.elementBytes;
@@ -322,8 +324,8 @@ NCCLFFM_DEVICE_CALL ncclResult_t runZeroCopy(ChannelSession<Coop> &session, cons
         if (call.function == ncclFfmFunctionBroadcast) {
           if (comm.rank == call.root) storeTo(session, in.at(comm.rank), out, to, bytes, context.elementBytes);
         } else {
-          const Everywhere from = call.function == ncclFfmFunctionAllToAll ? in.plus(static_cast<uint64_t>(to) * stride)
-                                                                           : in;
+          const Everywhere from =
+              call.function == ncclFfmFunctionAllToAll ? in.plus(static_cast<uint64_t>(to) * stride) : in;
           storeTo(session, from.at(comm.rank), out.plus(rank * stride), to, bytes, context.elementBytes);
         }
       }
@@ -377,7 +379,7 @@ NCCLFFM_DEVICE ncclResult_t runShare(ChannelSession<Coop> &session, const Call &
 // A checked send, receive or both with nothing left open, on a group's share of it.
 template <class Coop>
 NCCLFFM_DEVICE_CALL ncclResult_t runPairShare(Coop coop, const DevComm &comm, const Call &call, int channel,
-                                         const BlockShare &share) {
+                                              const BlockShare &share) {
   if (share.count == 0) return ncclSuccess;
   const uint32_t elementBytes = elementBytesOf(call.datatype);
   const uint64_t first = share.first * elementBytes, bytes = share.count * elementBytes;
@@ -403,8 +405,8 @@ NCCLFFM_DEVICE_CALL ncclResult_t runPairShare(Coop coop, const DevComm &comm, co
   for (uint64_t done = 0; done < bytes && result == ncclSuccess; done += capacity) {
     const uint64_t n = bytes - done < capacity ? bytes - done : capacity;
     result = sends ? sendStep(session, call.protocol, ConstSpan{out.base + done, n, elementBytes}, hash)
-                   : recvStep<uint64_t>(session, call.protocol, Arrival{{in.to.base + done, n, elementBytes}, nullptr, {}},
-                                        hash);
+                   : recvStep<uint64_t>(session, call.protocol,
+                                        Arrival{{in.to.base + done, n, elementBytes}, nullptr, {}}, hash);
   }
   return result;
 }

@@ -6,7 +6,8 @@ namespace ncclffm {
 
 NCCLFFM_DEVICE void LL::put(char *slot, uint32_t unit, const uint64_t (&words)[kWords], uint32_t flag) {
   const uint64_t high = static_cast<uint64_t>(flag) << 32;
-  storeVec16RelaxedSys(reinterpret_cast<Vec16 *>(slot) + unit, {{high | (words[0] & 0xffffffffu), high | words[0] >> 32}});
+  storeVec16RelaxedSys(reinterpret_cast<Vec16 *>(slot) + unit,
+                       {{high | (words[0] & 0xffffffffu), high | words[0] >> 32}});
 }
 
 NCCLFFM_DEVICE LL::Line LL::poll(const char *slot, uint32_t unit) {

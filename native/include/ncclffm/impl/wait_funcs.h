@@ -26,8 +26,7 @@ NCCLFFM_DEVICE ncclResult_t failureOf(const DevComm &comm) {
   return static_cast<ncclResult_t>(loadRelaxedGpu(&comm.channels[0].failed));
 }
 
-NCCLFFM_DEVICE_CALL ncclResult_t fail(const DevComm &comm, Site site, ncclResult_t code, int peer,
-                                      uint64_t waitedNs) {
+NCCLFFM_DEVICE_CALL ncclResult_t fail(const DevComm &comm, Site site, ncclResult_t code, int peer, uint64_t waitedNs) {
   // The claim is a word in device memory: few PCs have atomics over PCIe, which one in the status record would need.
   uint32_t first = compareAndSwapRelaxedGpu(&comm.channels[0].failed, ncclSuccess, code);
   if (first != ncclSuccess) return static_cast<ncclResult_t>(first);
