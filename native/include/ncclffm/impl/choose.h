@@ -52,44 +52,32 @@ NCCLFFM_DEVICE bool hasAlgorithm(uint32_t function, uint32_t algorithm, bool zer
   }
 }
 
-// What a rank receives by one-shot, in bytes, from which on two shots are faster.
-NCCLFFM_DEVICE uint64_t twoShotFrom(uint32_t path) {
-  return path == ncclFfmPathSameGpu ? 256 << 10 : 170 << 10;
+// What all ranks together may hold, in bytes, for LL and one-shot to be the fastest; beyond it Simple is, and two shots
+// where the function has them. Measured with 2, 4 and 8 ranks on one H200; LL128 never was the fastest there. Not yet
+// measured on other paths.
+NCCLFFM_DEVICE uint64_t oneShotBytes(uint32_t path) {
+  return path == ncclFfmPathHostStaged ? 256 << 10 : 2 << 20;
 }
-
-constexpr uint64_t kLLBytes = 64 << 10;
 
 // The longest all-reduce, in bytes, for which choose() says LL and one-shot, and one slot is enough.
 NCCLFFM_DEVICE uint32_t smallAllReduceBytes(const DevComm &comm) {
   if (comm.protocol > ncclFfmProtocolLL || comm.algorithm > ncclFfmAlgorithmOneShot) return 0;
   const uint32_t ofSlot = comm.slotBytes / 2;
   if (comm.protocol == ncclFfmProtocolLL && comm.algorithm == ncclFfmAlgorithmOneShot) return ofSlot;
-  const uint32_t oneShot = comm.nRanks <= 2 || comm.algorithm != ncclFfmAlgorithmAuto
-                               ? static_cast<uint32_t>(kLLBytes)
-                               : static_cast<uint32_t>(twoShotFrom(comm.path) - 1) / static_cast<uint32_t>(comm.nRanks);
-  const uint32_t most = comm.protocol == ncclFfmProtocolLL || oneShot < kLLBytes ? oneShot : kLLBytes;
+  const uint32_t most = static_cast<uint32_t>(oneShotBytes(comm.path)) / static_cast<uint32_t>(comm.nRanks);
   return most < ofSlot ? most : ofSlot;
 }
 
 // What Auto stands for. bytes: of a buffer, of one rank's part where parts are exchanged.
 NCCLFFM_DEVICE Choice choose(uint32_t function, uint32_t protocol, uint32_t algorithm, int nRanks, uint64_t bytes,
-                             uint32_t path, bool zeroCopy, uint32_t groupSize) {
+                             uint32_t path, bool zeroCopy) {
+  const bool isSmall = bytes <= static_cast<uint32_t>(oneShotBytes(path)) / static_cast<uint32_t>(nRanks);
+  const bool hasOneShot = hasAlgorithm(function, ncclFfmAlgorithmOneShot, zeroCopy);
+  const bool hasTwoShot = hasAlgorithm(function, ncclFfmAlgorithmTwoShot, zeroCopy);
   if (zeroCopy) protocol = ncclFfmProtocolSimple;
+  if (protocol == ncclFfmProtocolAuto) protocol = isSmall ? ncclFfmProtocolLL : ncclFfmProtocolSimple;
   if (algorithm == ncclFfmAlgorithmAuto) {
-    if (zeroCopy) {
-      algorithm = function == ncclFfmFunctionAllReduce ? ncclFfmAlgorithmTwoShot : ncclFfmAlgorithmOneShot;
-    } else {
-      const bool hasTwoShot = hasAlgorithm(function, ncclFfmAlgorithmTwoShot, false);
-      const bool isLarge = nRanks > 2 && bytes * static_cast<uint64_t>(nRanks) >= twoShotFrom(path);
-      algorithm = hasTwoShot && (isLarge || function == ncclFfmFunctionHierarchicalAllReduce) ? ncclFfmAlgorithmTwoShot
-                                                                                              : ncclFfmAlgorithmOneShot;
-    }
-  }
-  if (protocol == ncclFfmProtocolAuto) {
-    const bool lines = path != ncclFfmPathHostStaged && bytes <= (512 << 10);
-    protocol = bytes <= kLLBytes                                                ? ncclFfmProtocolLL
-               : lines && allowsProtocol(ncclFfmProtocolLL128, path, groupSize) ? ncclFfmProtocolLL128
-                                                                                : ncclFfmProtocolSimple;
+    algorithm = hasOneShot && (isSmall || !hasTwoShot) ? ncclFfmAlgorithmOneShot : ncclFfmAlgorithmTwoShot;
   }
   return {protocol, algorithm};
 }

@@ -152,7 +152,7 @@ NCCLFFM_DEVICE ncclResult_t allReduceOfTwo(ChannelSession<Coop> &session, const 
   ncclResult_t result = ncclSuccess;
   for (uint32_t i = first; i < words && result == ncclSuccess; i += groupSize) {
     const uint64_t own = i == first ? firstWord : loadAs<uint64_t>(in + i * 8);
-    uint64_t theirs[LL::kWords];
+    uint64_t theirs[LL::kWords] = {};
     result = awaitUnit<LL>(comm, session.site(), letterOf, other, inSlot, i, theirs);
     WordReducer<T> sum;
     sum.start(comm.rank == 0 ? own : theirs[0]);

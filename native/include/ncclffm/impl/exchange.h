@@ -160,7 +160,7 @@ NCCLFFM_DEVICE ncclResult_t reduceUnit(const ChannelSession<Coop> &session, cons
   auto letterOf = [&](int peer) { return session.begun(peer); };
   if (team.size == 2) {
     const int peer = team.rank(1 - team.self);
-    uint64_t theirs[P::kWords];
+    uint64_t theirs[P::kWords] = {};
     const ncclResult_t result = awaitUnit<P>(comm, session.site(), letterOf, peer,
                                              inbox + static_cast<uint64_t>(peer) * comm.slotBytes, unit, theirs);
     NCCLFFM_UNROLL

@@ -157,7 +157,7 @@ NCCLFFM_DEVICE void chooseFor(const DevComm &comm, Call &call, uint32_t groupSiz
     algorithm = comm.algorithm;
   }
   const Choice choice = choose(call.function, protocol, algorithm, comm.nRanks,
-                               call.count * elementBytesOf(call.datatype), comm.path, zeroCopy, groupSize);
+                               call.count * elementBytesOf(call.datatype), comm.path, zeroCopy);
   call.protocol = choice.protocol;
   call.algorithm = choice.algorithm;
 }

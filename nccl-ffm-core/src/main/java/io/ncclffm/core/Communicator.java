@@ -2080,6 +2080,15 @@ public final class Communicator implements AutoCloseable, FailureSource {
     return trouble;
   }
 
+  /** Makes the kernels that wait for peers give up; frees nothing. From any thread. */
+  void abortKernels() {
+    List<AutoCloseable> now;
+    synchronized (this) {
+      now = List.copyOf(children);
+    }
+    abortKernels(now);
+  }
+
   private static boolean abortKernels(List<AutoCloseable> resources) {
     boolean any = false;
     for (AutoCloseable resource : resources) {

@@ -204,6 +204,12 @@ public final class LocalWorld implements AutoCloseable {
   }
 
   private void abortAll() {
+    // First the kernels of all: what one rank frees would wait for those of another on its GPU.
+    for (@Nullable Rank rank : ranks) {
+      if (rank != null) {
+        rank.communicator().abortKernels();
+      }
+    }
     for (@Nullable Rank rank : ranks) {
       if (rank != null) {
         try {
