@@ -13,6 +13,8 @@ import io.ncclffm.device.DeviceCommunicatorConfig;
 import io.ncclffm.device.HierarchicalAllReduce;
 import java.lang.foreign.MemorySegment;
 import java.time.Duration;
+import java.nio.file.Files;
+import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
@@ -21,6 +23,7 @@ import java.util.concurrent.ConcurrentLinkedQueue;
 import org.jspecify.annotations.Nullable;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
 
@@ -192,7 +195,7 @@ class HierarchicalAllReduceTest {
    * NCCL finds, and it goes over the network between them; the CPU backend knows one host only.
    */
   @Test
-  void processesOnDifferentHostsReduceOverTheNetwork() throws Exception {
+  void processesOnDifferentHostsReduceOverTheNetwork(@TempDir Path folder) throws Exception {
     int ranks = 4;
     List<ChildJvm> children = new ArrayList<>();
     try {
@@ -202,18 +205,21 @@ class HierarchicalAllReduceTest {
                 HierarchicalProcess.class, "" + r, "" + ranks, TestRanks.onCpu() ? "2" : "0");
         setup.environment("NCCL_HOSTID", "host" + r / 2);
         setup.environment("NCCL_DEBUG", "INFO");
+        setup.environment("NCCL_DEBUG_FILE", folder.resolve("nccl" + r).toString());
         children.add(setup.start());
       }
       String id = children.get(0).awaitLine("ID ", START);
       for (int r = 1; r < ranks; r++) {
         children.get(r).send(id);
       }
-      for (ChildJvm child : children) {
+      for (int r = 0; r < ranks; r++) {
+        ChildJvm child = children.get(r);
         assertEquals("2 teams of 2", child.awaitLine("TEAMS ", START));
         child.awaitLine("RIGHT", START);
         assertEquals(0, child.exitStatus(START), child.output());
         if (!TestRanks.onCpu()) {
-          assertTrue(child.output().contains("via NET/"), child.output());
+          String told = Files.readString(folder.resolve("nccl" + r));
+          assertTrue(told.contains("via NET/"), told);
         }
       }
     } finally {
