@@ -1,5 +1,6 @@
 package io.ncclffm.device;
 
+import static java.lang.foreign.ValueLayout.JAVA_BYTE;
 import static java.lang.foreign.ValueLayout.JAVA_INT;
 import static java.lang.foreign.ValueLayout.JAVA_LONG;
 
@@ -90,6 +91,7 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
   private final Object lock = new Object();
   private final Arena arena = Arena.ofShared();
   private final MemorySegment struct = ncclFfmDevComm.allocate(arena);
+  private MemorySegment asMade = MemorySegment.NULL; // a copy that no native code is given
   // Filled anew for every launch, under the lock: nothing is allocated for one.
   private final MemorySegment call = ncclFfmCall.allocate(arena);
   private final MemorySegment sendWindow = ncclFfmCall.send(call);
@@ -252,6 +254,7 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
     ncclFfmDevComm.lsa(struct, window.lsa().struct());
     ncclFfmDevComm.path(struct, pathOf(window));
     ncclFfmDevComm.ranksPerDevice(struct, window.ranksPerDevice());
+    asMade = MemorySegment.ofArray(struct.toArray(JAVA_BYTE));
   }
 
   /** The {@code ncclFfmPath} between any two ranks. */
@@ -1309,7 +1312,7 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
               + ncclFfmDevComm.rank(candidate)
               + "'s");
     }
-    if (candidate.mismatch(mine) != -1) {
+    if (candidate.mismatch(asMade) != -1) {
       throw new IllegalArgumentException(
           operation
               + " on "

@@ -16,13 +16,14 @@ import java.util.Set;
  * @param vectorBytes width of the loads and stores: 16, 8, 4, 2 or 1
  * @param fast the protocols that go at full speed with this data
  * @param zeroCopy whether {@link LsaProtocol#SIMPLE} can leave the data where it is, in a window,
- *     instead of copying it to one
+ *     instead of copying it to one: wherever it lies there
  * @param obstacles what keeps it from the faster ways, one sentence each; empty if nothing does
  */
 public record AlignmentReport(
     int vectorBytes, Set<LsaProtocol> fast, boolean zeroCopy, List<String> obstacles) {
   private static final int VECTOR = 16;
   private static final int WORD = 8;
+  private static final int HALF = 4;
   private static final long NO_WINDOW = -1;
 
   /**
@@ -49,7 +50,7 @@ public record AlignmentReport(
               + vector
               + " bytes only: loads and stores are "
               + vector
-              + " bytes wide instead of 16, and LL128 goes element by element");
+              + " bytes wide instead of 16, unless Simple's other buffer lies as far beside one");
     }
     while (vector > bytes && vector > 1) {
       vector /= 2;
@@ -57,19 +58,22 @@ public record AlignmentReport(
     EnumSet<LsaProtocol> fast = EnumSet.noneOf(LsaProtocol.class);
     if (address % WORD == 0) {
       fast.add(LsaProtocol.LL);
+      fast.add(LsaProtocol.LL128);
     } else {
-      obstacles.add("the address is no multiple of 8 bytes: LL goes element by element");
+      obstacles.add(
+          "the address is no multiple of 8 bytes: LL and LL128 go "
+              + (address % HALF == 0 ? "4 bytes at a time" : "element by element"));
     }
     if (address % VECTOR == 0) {
-      fast.add(LsaProtocol.LL128);
       fast.add(LsaProtocol.SIMPLE);
     }
-    boolean zeroCopy = windowOffset != NO_WINDOW && windowOffset % LsaWindow.LINE == 0;
-    if (windowOffset == NO_WINDOW) {
+    boolean zeroCopy = windowOffset != NO_WINDOW;
+    if (!zeroCopy) {
       obstacles.add("the data is in no window: Simple copies it through one");
-    } else if (!zeroCopy) {
+    } else if (windowOffset % LsaWindow.LINE != 0) {
       obstacles.add(
-          "the offset in the window is no multiple of 128 bytes: Simple copies the data first");
+          "the offset in the window is no multiple of 128 bytes: blocks and ranks share lines at"
+              + " the borders of their parts");
     }
     if (bytes % VECTOR != 0) {
       obstacles.add("the last " + bytes % VECTOR + " bytes go element by element");
@@ -84,9 +88,9 @@ public record AlignmentReport(
     left.addAll(fast);
     List<String> more = new ArrayList<>(obstacles);
     if (provider == LsaProvider.HOST_STAGED) {
-      left.remove(LsaProtocol.LL);
       left.remove(LsaProtocol.LL128);
-      more.add("the window is in host memory: Simple is the protocol for it");
+      more.add(
+          "the window is in host memory, on the way to which lines of 128 bytes are not whole");
     } else if (Arrays.asList(paths).contains(LsaPath.PCIE_P2P)) {
       left.remove(LsaProtocol.LL128);
       more.add("PCIe is on the way, which does not keep the 128 bytes of a line together");

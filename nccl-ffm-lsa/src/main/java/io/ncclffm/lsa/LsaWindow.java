@@ -183,6 +183,11 @@ public final class LsaWindow implements AutoCloseable {
     }
   }
 
+  /** Which of all windows, the same on every rank. */
+  long token() {
+    return token;
+  }
+
   private static String describe(Card card) {
     return card.bytes()
         + " bytes by "
@@ -196,6 +201,9 @@ public final class LsaWindow implements AutoCloseable {
     private final LsaProvider provider;
     private final List<Card> ranks;
     private final WindowMemory memory;
+    private @Nullable LsaWindow made;
+    private boolean ended;
+    private boolean handedOver;
     String refusal = "";
 
     Attempt(Communicator communicator, Exchange exchange, LsaProvider provider, List<Card> ranks) {
@@ -239,34 +247,53 @@ public final class LsaWindow implements AutoCloseable {
           undo();
           return null;
         }
-        LsaWindow[] window = new LsaWindow[1];
         byte @Nullable [][] poorest =
             agree(
                 "verifies",
                 () -> {
-                  window[0] =
+                  LsaWindow window =
                       new LsaWindow(communicator, exchange, provider, memory, bases[0], ranks);
-                  window[0].lsa = Lsa.create(window[0]);
-                  window[0].verify("LSA window");
-                  return new byte[] {(byte) window[0].poorestPath.ordinal()};
+                  made = window;
+                  window.lsa = Lsa.create(window);
+                  window.verify("LSA window");
+                  return new byte[] {(byte) window.poorestPath.ordinal()};
                 });
         if (poorest == null) {
-          if (window[0] != null && window[0].lsa != null) {
-            window[0].lsa.close();
-          }
+          closeTable();
           undo();
           return null;
         }
-        for (byte[] ofRank : poorest) {
-          LsaPath path = LsaPath.values()[ofRank[0]];
-          window[0].poorestPath = Collections.max(List.of(window[0].poorestPath, path));
-        }
-        communicator.adopt(window[0]);
-        communicator.disown(this);
-        return window[0];
+        return handOver(poorest);
       } catch (RuntimeException e) { // the ranks cannot agree any more
         exchange.giveUp("rank " + communicator.rank() + ": " + e.getMessage());
         throw e; // the communicator still has this, and ends it when its kernels have ended
+      }
+    }
+
+    /** From here on the communicator has the window, and not this. */
+    private synchronized LsaWindow handOver(byte[][] poorest) {
+      checkGoesOn();
+      LsaWindow window = Objects.requireNonNull(made);
+      for (byte[] ofRank : poorest) {
+        LsaPath path = LsaPath.values()[ofRank[0]];
+        window.poorestPath = Collections.max(List.of(window.poorestPath, path));
+      }
+      communicator.adopt(window);
+      communicator.disown(this);
+      handedOver = true;
+      return window;
+    }
+
+    private void checkGoesOn() {
+      if (ended) {
+        throw new IllegalStateException(
+            "LSA window: " + communicator + " ended while the window was being made");
+      }
+    }
+
+    private void closeTable() {
+      if (made != null && made.lsa != null) {
+        made.lsa.close();
       }
     }
 
@@ -290,7 +317,11 @@ public final class LsaWindow implements AutoCloseable {
     private byte @Nullable [][] agree(String what, Step step) {
       ByteBuffer record = ByteBuffer.allocate(Exchange.RECORD);
       try {
-        byte[] result = step.take();
+        byte[] result;
+        synchronized (this) { // the communicator may end meanwhile, in another thread
+          checkGoesOn();
+          result = step.take();
+        }
         record.put((byte) 0).put(result, 0, Math.min(result.length, record.remaining()));
       } catch (RuntimeException e) {
         LOG.log(System.Logger.Level.DEBUG, "nccl-ffm: LSA window by " + provider, e);
@@ -320,13 +351,19 @@ public final class LsaWindow implements AutoCloseable {
       closeTogether(communicator, exchange, memory, ranks.get(0).token(), List.of());
     }
 
-    /** By the communicator, which ends. */
+    /** By the communicator, which ends, maybe in another thread; after the step under way. */
     @Override
-    public void close() {
+    public synchronized void close() {
+      ended = true;
+      if (handedOver) {
+        Objects.requireNonNull(made).close();
+        return;
+      }
       communicator.disown(this);
-      List<Runnable> steps = new ArrayList<>();
+      List<Runnable> steps = new ArrayList<>(); // run from the last to the first
       steps.add(memory::closeLocal);
       steps.add(memory::closePeers);
+      steps.add(this::closeTable);
       Cleanup.runAll(steps);
     }
   }

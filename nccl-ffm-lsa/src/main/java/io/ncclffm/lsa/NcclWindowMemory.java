@@ -70,6 +70,10 @@ final class NcclWindowMemory implements WindowMemory {
           i == lsa.rank()
               ? local().address(0).address()
               : registered.lsaPointer(i, 0).address(); // counted in the team, not in the world
+      if (bases[rank] == 0) {
+        throw new LsaException(
+            "NCCL gave no address for rank " + rank + ", though it is in the team");
+      }
     }
     return bases;
   }

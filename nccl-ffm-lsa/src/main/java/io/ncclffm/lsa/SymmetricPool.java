@@ -207,11 +207,12 @@ public final class SymmetricPool {
     long next = serial + 1;
     if (checked) {
       byte[] mine =
-          ByteBuffer.allocate(4 * Long.BYTES)
+          ByteBuffer.allocate(5 * Long.BYTES)
               .putLong(next)
               .putLong(action.ordinal())
               .putLong(offset)
               .putLong(size)
+              .putLong(window.token())
               .array();
       compare(agree("allocates or frees in a pool", mine));
     }
@@ -262,7 +263,9 @@ public final class SymmetricPool {
         + " "
         + what
         + " in step "
-        + serial;
+        + serial
+        + " of the pool in window "
+        + Long.toHexString(in.getLong());
   }
 
   /**
@@ -271,7 +274,11 @@ public final class SymmetricPool {
    * @throws LsaException on every rank, if not; a checked pool tells at which step
    */
   public synchronized void verify() {
-    byte[] mine = ByteBuffer.allocate(2 * Long.BYTES).putLong(serial).putLong(history).array();
+    byte[] mine =
+        ByteBuffer.allocate(2 * Long.BYTES)
+            .putLong(serial)
+            .putLong(mix(history + window.token()))
+            .array();
     byte[][] all = agree("verifies a pool", mine);
     for (int r = 1; r < all.length; r++) {
       ByteBuffer first = ByteBuffer.wrap(all[0]);
