@@ -15,7 +15,7 @@ struct SlotsOfTwo {
   char *out;
   const char *in;
   uint64_t secondHalf;
-  Letter *begun;
+  Letter *begun;  // two
 };
 
 // Holds a channel for a group of threads while it lives; several collectives may be called on it one after the other,

@@ -16,20 +16,24 @@
 
 namespace ncclffm {
 
-// A word of 32 bits of epoch and, above them, the hash of a call.
+// A word of 32 bits of epoch and, above them, the hash of a call, which is never 0.
 using Letter = uint64_t;
 
 NCCLFFM_DEVICE Letter makeLetter(const Site &site);
+// Whether a letter is of this epoch; its hash may be another one.
+NCCLFFM_DEVICE bool isOf(Letter letter, uint32_t epoch);
 // Whether a letter is of this epoch or a later one, on the circle of 2^32.
-NCCLFFM_DEVICE bool hasCome(Letter letter, uint32_t epoch);
+NCCLFFM_DEVICE bool hasReached(Letter letter, uint32_t epoch);
 
-// What one peer writes for this rank on one channel, a word at a time.
+// What one peer writes for this rank on one channel, a word at a time. Of letters that are waited for there are two, by
+// the parity of the epoch: the peer is one ahead at most, so the one that is waited for stays, and no old one is taken
+// for it, however long ago it came.
 struct alignas(128) Mailbox {
-  Letter begun;      // the exchange that it has begun
-  Letter ready;      // the exchange whose data has arrived (Simple)
-  Letter pairBegun;  // the step of a send that it has begun
-  Letter pairReady;  // the step of a send whose data has arrived (Simple)
-  Letter pairTaken;  // the step of this rank's sends that it has read: credit
+  Letter begun[2];      // the exchange that it has begun
+  Letter ready[2];      // the exchange whose data has arrived (Simple)
+  Letter pairBegun[2];  // the step of a send that it has begun
+  Letter pairReady[2];  // the step of a send whose data has arrived (Simple)
+  Letter pairTaken;     // the step of this rank's sends that it has read: credit
 };
 
 // The mailbox that `from` writes at rank `to`.

@@ -128,6 +128,7 @@ void sendsRunBesideCollectives(int nRanks, int calls) {
 void run() {
   constexpr int kCalls = 10000;
   constexpr uint32_t kJustBeforeTheEnd = 0xfffffff0u;
+  constexpr uint32_t kHalfWay = 0x80000001u;  // from where what was never written seems to be ahead
   const struct {
     Shape shape;
     uint32_t startAt;
@@ -135,6 +136,7 @@ void run() {
   } rows[] = {
       {{2, 3, 512, Scope::kBlock, 1, 1}, 0, kCalls},
       {{3, 1, 512, Scope::kBlock, 1, 1}, kJustBeforeTheEnd, kCalls / 20},
+      {{3, 2, 512, Scope::kBlock, 1, 1}, kHalfWay, kCalls / 20},
       {{2, 1, 512, Scope::kBlock, 1, 3}, 0, kCalls / 4},
       {{4, 2, 512, Scope::kBlock, 1, 1}, 0, kCalls / 2},
       {{3, 2, 512, Scope::kBlock, 1, 2}, 0, kCalls / 8},

@@ -208,16 +208,16 @@ class World {
       for (Pair &pair : rank.pairs) pair.send = pair.recv = epoch;
       Mailbox *mailboxes = reinterpret_cast<Mailbox *>(rank.window.data());
       for (size_t i = 0; i < rank.pairs.size(); ++i) {
-        mailboxes[i] = {epoch, epoch, epoch, epoch, epoch};
+        mailboxes[i].pairTaken = epoch;
       }
     }
   }
 
   /// The status record of a rank whose ready word is set; all zero while it is not.
   Status status(int rank) {
-    Status &status = ranks_[rank].status;
-    if (__atomic_load_n(&status.ready, __ATOMIC_ACQUIRE) == 0) return {};
-    return status;
+    const Status &s = ranks_[rank].status;
+    if (__atomic_load_n(&s.ready, __ATOMIC_ACQUIRE) == 0) return {};
+    return {s.code, s.function, s.rank, s.peer, s.channel, s.epoch, s.waitedNs, 0, 1};  // abort() may write its word
   }
 
   void abort(int rank) { __atomic_store_n(&ranks_[rank].status.abort, 1, __ATOMIC_RELAXED); }

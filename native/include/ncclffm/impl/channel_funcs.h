@@ -63,7 +63,7 @@ NCCLFFM_DEVICE ChannelSession<Coop>::ChannelSession(Coop coop, const DevComm &co
     slotsOfTwo_ = {slotOf(comm, Traffic::kCollective, ncclFfmProtocolLL, other, channel, 0, comm.rank),
                    slotOf(comm, Traffic::kCollective, ncclFfmProtocolLL, comm.rank, channel, 0, other),
                    holds(Rule::kDoubleBuffer) ? uint64_t{2} * comm.slotBytes : 0,
-                   &mailboxOf(comm, other, channel, comm.rank)->begun};
+                   mailboxOf(comm, other, channel, comm.rank)->begun};
   }
 }
 
@@ -74,12 +74,12 @@ NCCLFFM_DEVICE ChannelSession<Coop>::~ChannelSession() {
 
 template <class Coop>
 NCCLFFM_DEVICE const Letter *ChannelSession<Coop>::begun(int peer) const {
-  return &mailboxOf(comm_, comm_.rank, site_.channel, peer)->begun;
+  return &mailboxOf(comm_, comm_.rank, site_.channel, peer)->begun[site_.epoch % 2];
 }
 
 template <class Coop>
 NCCLFFM_DEVICE const Letter *ChannelSession<Coop>::ready(int peer) const {
-  return &mailboxOf(comm_, comm_.rank, site_.channel, peer)->ready;
+  return &mailboxOf(comm_, comm_.rank, site_.channel, peer)->ready[site_.epoch % 2];
 }
 
 template <class Coop>
@@ -92,7 +92,7 @@ template <class Coop>
 NCCLFFM_DEVICE void ChannelSession<Coop>::tellBegun() const {
   for (int peer = static_cast<int>(coop_.rank()); peer < comm_.nRanks; peer += static_cast<int>(coop_.size())) {
     if (peer != comm_.rank) {
-      storeRelaxedSys(&mailboxOf(comm_, peer, site_.channel, comm_.rank)->begun, makeLetter(site_));
+      storeRelaxedSys(&mailboxOf(comm_, peer, site_.channel, comm_.rank)->begun[site_.epoch % 2], makeLetter(site_));
     }
   }
 }
@@ -163,9 +163,10 @@ NCCLFFM_DEVICE ncclResult_t PairSession<Coop>::beginStep(uint32_t hash) {
     Letter credit = 0;
     if (coop_.rank() == 0) {
       auto noLetter = [](int) -> const Letter * { return nullptr; };
+      const Letter *taken = &inbox()->pairTaken;
       waitFor(Alone(), comm_, site_, noLetter, [&] {
-        credit = loadAcquireSys(&inbox()->pairTaken);
-        return hasCome(credit, needed) ? kNobody : peer_;
+        credit = loadAcquireSys(taken);
+        return hasReached(credit, needed) ? kNobody : peer_;
       });
     }
     credit = coop_.syncBroadcast(credit);
@@ -175,7 +176,7 @@ NCCLFFM_DEVICE ncclResult_t PairSession<Coop>::beginStep(uint32_t hash) {
       return result_;
     }
   }
-  if (coop_.rank() == 0) storeRelaxedSys(&outbox()->pairBegun, makeLetter(site_));
+  if (coop_.rank() == 0) storeRelaxedSys(&outbox()->pairBegun[site_.epoch % 2], makeLetter(site_));
   return ncclSuccess;
 }
 

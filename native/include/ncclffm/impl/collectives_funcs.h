@@ -147,7 +147,7 @@ NCCLFFM_DEVICE ncclResult_t allReduceOfTwo(ChannelSession<Coop> &session, const 
     if (i == first) firstWord = word[0];
     LL::put(outSlot, i, word, flag);
   }
-  if (first == 0) storeRelaxedSys(session.slotsOfTwo().begun, makeLetter(session.site()));
+  if (first == 0) storeRelaxedSys(session.slotsOfTwo().begun + session.site().epoch % 2, makeLetter(session.site()));
   auto letterOf = [&](int peer) { return session.begun(peer); };
   ncclResult_t result = ncclSuccess;
   for (uint32_t i = first; i < words && result == ncclSuccess; i += groupSize) {

@@ -100,14 +100,15 @@ NCCLFFM_DEVICE ncclResult_t waitForTheSilent(const ChannelSession<Coop> &session
     const int member = step.team.memberOf(peer);
     if (peer == comm.rank || (member != kNobody && incoming(step, member, done, capacity) != 0)) continue;
     Letter letter = 0;
+    const Letter *begun = session.begun(peer);
+    const uint32_t epoch = session.site().epoch;
     const ncclResult_t result = waitFor(Alone(), comm, session.site(), letterOf, [&] {
-      letter = loadRelaxedSys(session.begun(peer));
-      return hasCome(letter, session.site().epoch) ? kNobody : peer;
+      letter = loadRelaxedSys(begun);
+      return isOf(letter, epoch) ? kNobody : peer;
     });
     if (result != ncclSuccess) return result;
     // Whoever went on after a call of its own would leave the others to time out.
-    if (holds(Rule::kCompareHash) && static_cast<uint32_t>(letter) == session.site().epoch &&
-        letter != makeLetter(session.site())) {
+    if (holds(Rule::kCompareHash) && letter != makeLetter(session.site())) {
       return fail(comm, session.site(), ncclInvalidUsage, peer, 0);
     }
   }
@@ -315,7 +316,7 @@ NCCLFFM_DEVICE ncclResult_t tellAndWaitReady(const ChannelSession<Coop> &session
   session.coop().sync();
   for (int peer = first; peer < comm.nRanks; peer += size) {
     if (peer != comm.rank) {
-      storeReleaseSys(&mailboxOf(comm, peer, site.channel, comm.rank)->ready, makeLetter(site));
+      storeReleaseSys(&mailboxOf(comm, peer, site.channel, comm.rank)->ready[site.epoch % 2], makeLetter(site));
     }
   }
   ncclResult_t result = ncclSuccess;
@@ -323,12 +324,14 @@ NCCLFFM_DEVICE ncclResult_t tellAndWaitReady(const ChannelSession<Coop> &session
   for (int peer = first; peer < comm.nRanks && result == ncclSuccess; peer += size) {
     if (peer == comm.rank) continue;
     Letter letter = 0;
+    const Letter *ready = session.ready(peer);
+    const uint32_t epoch = site.epoch;
     result = waitFor(Alone(), comm, site, letterOf, [&] {
-      letter = loadAcquireSys(session.ready(peer));
-      return hasCome(letter, site.epoch) ? kNobody : peer;
+      letter = loadRelaxedSys(ready);
+      return isOf(letter, epoch) ? kNobody : peer;
     });
-    if (result == ncclSuccess && holds(Rule::kCompareHash) && static_cast<uint32_t>(letter) == site.epoch &&
-        letter != makeLetter(site)) {
+    letter = loadAcquireSys(ready);
+    if (result == ncclSuccess && holds(Rule::kCompareHash) && letter != makeLetter(site)) {
       result = fail(comm, site, ncclInvalidUsage, peer, 0);
     }
   }

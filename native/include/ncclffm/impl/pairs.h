@@ -40,7 +40,7 @@ NCCLFFM_DEVICE_CALL ncclResult_t sendStep(PairSession<Coop> &session, uint32_t p
   } else {
     copyBytes({session.coop().rank(), session.coop().size()}, slot, span.base, span.bytes, span.elementBytes);
     session.coop().sync();
-    if (session.coop().rank() == 0) storeReleaseSys(&session.outbox()->pairReady, makeLetter(site));
+    if (session.coop().rank() == 0) storeReleaseSys(&session.outbox()->pairReady[site.epoch % 2], makeLetter(site));
   }
   return session.endStep(ncclSuccess);
 }
@@ -58,7 +58,8 @@ NCCLFFM_DEVICE ncclResult_t getLines(const PairSession<Coop> &session, const cha
   const ConstSpan own = {arrival.own, arrival.to.bytes, arrival.to.elementBytes};
   const uint32_t units = P::unitsOf(wordsIn(arrival.to)), alignment = arrival.to.alignment();
   const uint32_t ownAlignment = own.alignment();
-  auto letterOf = [&](int) { return &session.inbox()->pairBegun; };
+  const Letter *begun = &session.inbox()->pairBegun[session.site().epoch % 2];
+  auto letterOf = [=](int) { return begun; };
   ncclResult_t result = ncclSuccess;
   for (uint32_t u = session.coop().rank(); u < units && result == ncclSuccess; u += groupSize) {
     uint64_t words[P::kWords];
@@ -88,13 +89,15 @@ NCCLFFM_DEVICE ncclResult_t getSimple(const PairSession<Coop> &session, char *sl
   ncclResult_t result = ncclSuccess;
   if (session.coop().rank() == 0) {
     Letter letter = 0;
-    auto letterOf = [&](int) { return &session.inbox()->pairBegun; };
+    const Letter *begun = &session.inbox()->pairBegun[site.epoch % 2];
+    const Letter *ready = &session.inbox()->pairReady[site.epoch % 2];
+    auto letterOf = [=](int) { return begun; };
     result = waitFor(Alone(), comm, site, letterOf, [&] {
-      letter = loadAcquireSys(&session.inbox()->pairReady);
-      return hasCome(letter, site.epoch) ? kNobody : session.peer();
+      letter = loadRelaxedSys(ready);
+      return isOf(letter, site.epoch) ? kNobody : session.peer();
     });
-    if (result == ncclSuccess && holds(Rule::kCompareHash) && static_cast<uint32_t>(letter) == site.epoch &&
-        letter != makeLetter(site)) {
+    letter = loadAcquireSys(ready);
+    if (result == ncclSuccess && holds(Rule::kCompareHash) && letter != makeLetter(site)) {
       result = fail(comm, site, ncclInvalidUsage, session.peer(), 0);
     }
   }

@@ -111,7 +111,7 @@ NCCLFFM_DEVICE Problem problemOfBuffers(const DevComm &comm, const Call &call, u
   const uintptr_t mask = elementBytes - 1;
   if ((parts.send != 0 && (send & mask) != 0) || (parts.recv != 0 && (recv & mask) != 0)) return Problem::kBuffer;
   const bool sameSpace = !zeroCopy || call.send.peers == call.recv.peers;
-  const bool overlap = send < recv + recvBytes && recv < send + sendBytes;
+  const bool overlap = sendBytes != 0 && recvBytes != 0 && send < recv + recvBytes && recv < send + sendBytes;
   if (holds(Rule::kCheckOverlap) && sameSpace && overlap && !isInPlace(comm, call, partBytes, send, recv)) {
     return Problem::kOverlap;
   }
@@ -162,7 +162,7 @@ NCCLFFM_DEVICE void chooseFor(const DevComm &comm, Call &call, uint32_t groupSiz
   call.algorithm = choice.algorithm;
 }
 
-// What must be equal on all ranks, in 32 bits of which the low 15 differ whenever only counts do, and by less than
+// What must be equal on all ranks, in 31 bits of which the low 15 differ whenever only counts do, and by less than
 // 2^15.
 NCCLFFM_DEVICE uint32_t hashOf(const Call &call, uint64_t shareCount) {
   const uint64_t which = static_cast<uint64_t>(call.function) | static_cast<uint64_t>(call.datatype) << 4 |
@@ -170,8 +170,9 @@ NCCLFFM_DEVICE uint32_t hashOf(const Call &call, uint64_t shareCount) {
                          static_cast<uint64_t>(call.algorithm) << 14 | static_cast<uint64_t>(isZeroCopy(call)) << 16 |
                          static_cast<uint64_t>(isPair(call.function) ? 0 : call.root) << 32;
   const uint64_t mixed = which * 0x9e3779b97f4a7c15u;
-  return static_cast<uint32_t>(mixed >> 40) + static_cast<uint32_t>(shareCount) +
-         static_cast<uint32_t>(shareCount >> 32) * 0x9e3779b9u;
+  const uint32_t hash = static_cast<uint32_t>(mixed >> 40) + static_cast<uint32_t>(shareCount) +
+                        static_cast<uint32_t>(shareCount >> 32) * 0x9e3779b9u;
+  return hash | 0x80000000u;  // never 0, which is what memory that was never written has
 }
 
 // Elements [first, first + count) of every part of a call: what one group works on.
@@ -333,6 +334,13 @@ NCCLFFM_DEVICE_CALL ncclResult_t runZeroCopy(ChannelSession<Coop> &session, cons
   return barrier(session, context.hash);
 }
 
+// A barrier looks at no argument.
+NCCLFFM_DEVICE Call makeBarrier() {
+  Call call = {};
+  call.function = ncclFfmFunctionBarrier;
+  return call;
+}
+
 NCCLFFM_DEVICE ShareBuffers buffersOf(const Call &call, const BlockShare &share, uint32_t elementBytes) {
   const uint64_t first = share.first * elementBytes;
   return {const_cast<char *>(static_cast<const char *>(call.sendbuff)) + first,
@@ -362,7 +370,9 @@ NCCLFFM_DEVICE_CALL ncclResult_t runSteps(ChannelSession<Coop> &session, Call ca
 template <class T, class Coop>
 NCCLFFM_DEVICE ncclResult_t runShare(ChannelSession<Coop> &session, const Call &call, const BlockShare &share) {
   const DevComm &comm = session.comm();
-  const CallContext context = {call.op, comm.nRanks, elementBytesOf(call.datatype), hashOf(call, share.count)};
+  const bool isBarrier = call.function == ncclFfmFunctionBarrier;
+  const CallContext context = {call.op, comm.nRanks, elementBytesOf(call.datatype),
+                               isBarrier ? hashOf(makeBarrier(), 0) : hashOf(call, share.count)};
   if (share.count == 0 && call.function != ncclFfmFunctionBarrier) return ncclSuccess;
   session.setFunction(static_cast<ncclFfmFunction>(call.function));
   if (call.function == ncclFfmFunctionAllReduce && call.algorithm == ncclFfmAlgorithmOneShot &&

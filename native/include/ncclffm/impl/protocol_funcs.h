@@ -10,7 +10,11 @@ NCCLFFM_DEVICE Letter makeLetter(const Site &site) {
   return static_cast<Letter>(site.hash) << 32 | site.epoch;
 }
 
-NCCLFFM_DEVICE bool hasCome(Letter letter, uint32_t epoch) {
+NCCLFFM_DEVICE bool isOf(Letter letter, uint32_t epoch) {
+  return static_cast<uint32_t>(letter) == epoch && letter >> 32 != 0;
+}
+
+NCCLFFM_DEVICE bool hasReached(Letter letter, uint32_t epoch) {
   uint32_t got = static_cast<uint32_t>(letter);
   return holds(Rule::kOnTheCircle) ? static_cast<int32_t>(got - epoch) >= 0 : got >= epoch;
 }
