@@ -96,13 +96,17 @@ public final class CudaStream implements AutoCloseable {
 
   /** Whether all enqueued work is done ({@code cudaStreamQuery}). */
   public boolean isDone() {
+    return isDone(watched);
+  }
+
+  private boolean isDone(FailureSource[] sources) {
     device.makeCurrent();
     int rc = CudartH.cudaStreamQuery(handle());
     if (rc == NOT_READY) {
       return false;
     }
     if (rc != 0) {
-      throwIfFailed(watched); // names the cause where the stream only knows that it failed
+      throwIfFailed(sources); // names the cause where the stream only knows that it failed
       throw CudaException.of("cudaStreamQuery", rc, device);
     }
     return true;
@@ -125,11 +129,10 @@ public final class CudaStream implements AutoCloseable {
   public void synchronize(Duration timeout) {
     long deadline = Backoff.deadline(timeout);
     // Those of now: a communicator that is aborted during the wait leaves the stream, whose work
-    // then
-    // counts as done, and must still be asked.
+    // then counts as done or failed, and must still be asked.
     FailureSource[] sources = watched;
     int round = 0;
-    while (!isDone()) {
+    while (!isDone(sources)) {
       // Asking the sources costs more than a query; a failure may be noticed 64 looks later.
       if ((round & 63) == 63) {
         throwIfFailed(sources);

@@ -141,14 +141,15 @@ public final class NcclGroup {
   /** Tells members and new communicators how it went. */
   private @Nullable Throwable end(@Nullable Throwable trouble, boolean inProgress) {
     @Nullable Throwable first = trouble;
-    for (Communicator made : pending) {
+    for (int i = 0; i < pending.size(); i++) { // an iterator is an allocation
       try {
-        made.groupEnded(trouble, inProgress);
+        pending.get(i).groupEnded(trouble, inProgress);
       } catch (RuntimeException e) {
         first = first == null ? e : first;
       }
     }
-    for (Communicator member : members) {
+    for (int i = 0; i < members.size(); i++) {
+      Communicator member = members.get(i);
       if (trouble != null) {
         member.failedInGroup(trouble);
       } else {
