@@ -105,6 +105,26 @@ class SymmetricPoolTest {
     return page ? pool.allocateForWindow(bytes) : pool.allocate(bytes);
   }
 
+  /** The same steps with the same offsets, but in the pool of another window. */
+  @Test
+  void poolsInAnotherOrderAreToldApart() {
+    try (LocalWorld world = TestRanks.open(2)) {
+      world.run(
+          r -> {
+            SymmetricPool a = SymmetricPool.over(LsaWindow.create(r.communicator(), BYTES), true);
+            SymmetricPool b = SymmetricPool.over(LsaWindow.create(r.communicator(), BYTES), true);
+            SymmetricPool first = r.rank() == 0 ? a : b;
+            Messages.assertNames(
+                assertThrows(LsaException.class, () -> first.allocate(1000)),
+                "of the pool in window");
+            assertEquals(BYTES, first.freeBytes());
+            assertThrows(LsaException.class, first::verify);
+            a.verify();
+            b.verify();
+          });
+    }
+  }
+
   @ParameterizedTest
   @ValueSource(ints = {2, 4})
   void aRankThatDivergesIsCaughtOnEveryRankAndNothingIsLost(int ranks) {
