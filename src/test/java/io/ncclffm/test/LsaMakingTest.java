@@ -18,6 +18,7 @@ import java.io.IOException;
 import java.io.UncheckedIOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.time.Duration;
 import java.util.List;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.CyclicBarrier;
@@ -171,6 +172,49 @@ class LsaMakingTest {
       assertTrue(texts[0].contains("ncclMemAlloc"), texts[0]);
       Faults.clear();
       TestRanks.assertWorks(world);
+    }
+  }
+
+  /** The abort waits for the step under way, and what that made is freed all the same. */
+  @Test
+  void abortInTheMiddleOfMakingAWindowLeavesNothing() throws IOException {
+    TestRanks.assumeCpu("the fault is injected");
+    abortWhileAllocating();
+    Resources before = Resources.now();
+    for (int round = 0; round < 5; round++) {
+      abortWhileAllocating();
+    }
+    before.assertNoMoreThan(2, "after aborts in the middle of making a window");
+  }
+
+  private static void abortWhileAllocating() {
+    try (LocalWorld world = TestRanks.open(2)) {
+      Faults.inject("ncclMemAlloc:delay_ms=200");
+      world.run(
+          r -> {
+            Thread maker = Thread.currentThread();
+            Thread aborter =
+                Thread.ofPlatform()
+                    .start(
+                        () -> {
+                          awaitCall(maker, "ncclMemAlloc");
+                          r.communicator().abort();
+                        });
+            assertThrows(
+                RuntimeException.class,
+                () -> LsaWindow.create(r.communicator(), 1 << 20, LsaProvider.CPU));
+            assertTrue(aborter.join(Duration.ofSeconds(20)), "the abort ends");
+          });
+    } finally {
+      Faults.inject("");
+    }
+  }
+
+  private static void awaitCall(Thread thread, String method) {
+    long deadline = System.nanoTime() + Duration.ofSeconds(10).toNanos();
+    while (Stream.of(thread.getStackTrace()).noneMatch(f -> f.getMethodName().equals(method))) {
+      assertTrue(System.nanoTime() - deadline < 0, "no call of " + method);
+      Thread.onSpinWait();
     }
   }
 
