@@ -147,25 +147,27 @@ int chooseAndCheck(const char *operation, const ncclFfmDevComm *comm, ncclFfmCal
   int code = checkComm(operation, comm);
   if (code != ncclSuccess) return code;
   if (call == nullptr) return failed(ncclInvalidArgument, "%s: call is null", operation);
-  chooseFor(*comm, *call, shim::blockThreads());
-  code = refused(operation, *comm, *call, problemOf(*comm, *call, shim::blockThreads()));
-  if (code != ncclSuccess) return code;
   int most = 0;
   const Failure failure = shim::maxBlocks(comm->ranksPerDevice, &most);
   if (!failure.empty()) return launched(operation, failure);
   most = std::min(most, comm->nChannels);
-  if (call->blocks < 0 || call->blocks > most || most == 0) {
-    return failed(ncclInvalidArgument,
-                  "%s: %d blocks: %d fit, of %d channels, side by side with those of %d ranks on the device", operation,
-                  call->blocks, most, comm->nChannels, comm->ranksPerDevice);
-  }
-  if (call->blocks == 0) {
+  int blocks = call->blocks;
+  if (blocks == 0) {
     const PartCounts parts = partCounts(*comm, *call);
     const uint64_t bytes = call->count * elementBytesOf(call->datatype) * std::max(parts.send, parts.recv);
-    const uint64_t blocks =
-        call->function == ncclFfmFunctionBarrier ? 1 : (bytes + kBytesPerBlock - 1) / kBytesPerBlock;
-    call->blocks = static_cast<int>(std::clamp<uint64_t>(blocks, 1, static_cast<uint64_t>(most)));
+    const uint64_t wanted =
+        call->function == ncclFfmFunctionBarrier ? 1 : bytes / kBytesPerBlock + (bytes % kBytesPerBlock != 0);
+    blocks = static_cast<int>(std::min(std::max<uint64_t>(wanted, 1), static_cast<uint64_t>(most)));
   }
+  chooseFor(*comm, *call, shim::blockThreads(), std::max(blocks, 1));
+  code = refused(operation, *comm, *call, problemOf(*comm, *call, shim::blockThreads()));
+  if (code != ncclSuccess) return code;
+  if (blocks < 1 || blocks > most) {
+    return failed(ncclInvalidArgument,
+                  "%s: %d blocks: %d fit, of %d channels, side by side with those of %d ranks on the device", operation,
+                  blocks, most, comm->nChannels, comm->ranksPerDevice);
+  }
+  call->blocks = blocks;
   return ncclSuccess;
 }
 
@@ -324,7 +326,7 @@ int ncclFfmChoose(const ncclFfmDevComm *comm, ncclFfmCall *call) {
 
 int ncclFfmLaunch(const ncclFfmDevComm *comm, const ncclFfmCall *call, void *stream) {
   if (call == nullptr) return failed(ncclInvalidArgument, "ncclFfmLaunch: call is null");
-  CallLaunch launch = {{}, *call, reduces(call->function) ? call->datatype : ncclUint64, stream};
+  CallLaunch launch = {{}, *call, reduces(call->function) ? call->datatype : kUnreduced, stream};
   int code = chooseAndCheck("ncclFfmLaunch", comm, &launch.call);
   if (code != ncclSuccess || (call->count == 0 && call->function != ncclFfmFunctionBarrier)) return code;
   launch.comm = *comm;

@@ -11,11 +11,14 @@
 
 namespace ncclffm::shim {
 
+/// In place of an element type: the call only moves data.
+constexpr int kUnreduced = -1;
+
 /// A launch of ncclFfmLaunch: a checked call with nothing left open.
 struct CallLaunch {
   ncclFfmDevComm comm;
   ncclFfmCall call;
-  int elementType;  // the ncclDataType_t of a call that reduces; the others move words: ncclUint64
+  int elementType;  // the ncclDataType_t of a call that reduces, or kUnreduced
   void *stream;
 };
 

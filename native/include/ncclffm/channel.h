@@ -51,6 +51,11 @@ class ChannelSession {
   NCCLFFM_DEVICE void beginExchange(uint32_t hash);
   // For protocols: tells every peer that the exchange has begun. Data that may go first, goes before.
   NCCLFFM_DEVICE void tellBegun() const;
+  // For protocols: the same, once all that the group has stored is at the peers.
+  NCCLFFM_DEVICE void tellReady() const;
+  // For protocols: waits for every peer's tellReady, with this thread's result. Its data may be read after the next
+  // sync of the group.
+  NCCLFFM_DEVICE ncclResult_t awaitReady() const;
   // For protocols: ends it, with this thread's result. All threads have then read what came in, so that the next
   // exchange may start, and all know whether one of them failed.
   NCCLFFM_DEVICE ncclResult_t endExchange(ncclResult_t ofThisThread);
@@ -62,9 +67,8 @@ class ChannelSession {
     result_ = lent.result_;
   }
 
-  // The letters of an exchange: what peer has begun, and what of it is ready.
+  // The letter of peer about this exchange.
   NCCLFFM_DEVICE const Letter *begun(int peer) const;
-  NCCLFFM_DEVICE const Letter *ready(int peer) const;
 
  private:
   NCCLFFM_DEVICE ChannelSession(Coop coop, const DevComm &comm, const Site &site, ncclResult_t result)
@@ -81,7 +85,7 @@ class ChannelSession {
 
 // Holds one direction of a pair of ranks on a channel: the sends to a peer, or the receives from it. Beside it, and
 // beside a collective on the same channel, the other direction and other peers may be in use. Otherwise like
-// ChannelSession; the peer is another rank.
+// ChannelSession; the peer is another rank, or kNobody, with whom there are no steps.
 enum class Direction { kSend, kRecv };
 
 template <class Coop>
@@ -99,16 +103,21 @@ class PairSession {
   NCCLFFM_DEVICE const Site &site() const { return site_; }
   NCCLFFM_DEVICE int peer() const { return peer_; }
 
-  // For protocols: the next step. A send waits until its slot has been read, and tells the peer that it has begun.
+  // For protocols: the next step. A send waits until its slot has been read.
   NCCLFFM_DEVICE ncclResult_t beginStep(uint32_t hash);
+  // For protocols of a send, as in ChannelSession.
+  NCCLFFM_DEVICE void tellBegun() const;
+  NCCLFFM_DEVICE void tellReady() const;
+  // For protocols of a receive, likewise; and the letter of the peer.
+  NCCLFFM_DEVICE ncclResult_t awaitReady() const;
+  NCCLFFM_DEVICE const Letter *begun() const;
   // For protocols: ends a step, as endExchange does.
   NCCLFFM_DEVICE ncclResult_t endStep(ncclResult_t ofThisThread);
 
+ private:
   // The letters between the two: what this rank writes at the peer, and what the peer has written here.
   NCCLFFM_DEVICE Mailbox *outbox() const;
   NCCLFFM_DEVICE const Mailbox *inbox() const;
-
- private:
   NCCLFFM_DEVICE uint64_t *state() const;
 
   Coop coop_;

@@ -29,10 +29,8 @@ NCCLFFM_DEVICE bool hasReached(Letter letter, uint32_t epoch);
 // the parity of the epoch: the peer is one ahead at most, so the one that is waited for stays, and no old one is taken
 // for it, however long ago it came.
 struct alignas(128) Mailbox {
-  Letter begun[2];      // the exchange that it has begun
-  Letter ready[2];      // the exchange whose data has arrived (Simple)
-  Letter pairBegun[2];  // the step of a send that it has begun
-  Letter pairReady[2];  // the step of a send whose data has arrived (Simple)
+  Letter begun[2];      // the exchange that it has begun; by Simple, whose data has arrived
+  Letter pairBegun[2];  // the step of a send that it has begun; by Simple, whose data has arrived
   Letter pairTaken;     // the step of this rank's sends that it has read: credit
 };
 

@@ -38,6 +38,13 @@ struct ElementType<Bfloat16> {
   NCCLFFM_DEVICE static Bfloat16 store(float x) { return toBfloat16(x); }
 };
 
+// The element type of a call that only moves data, in words of any type.
+struct Unreduced {};
+template <class T>
+constexpr bool kReduces = true;
+template <>
+constexpr bool kReduces<Unreduced> = false;
+
 struct Identity {
   template <class T>
   NCCLFFM_DEVICE T operator()(T x) const {

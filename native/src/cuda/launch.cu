@@ -38,6 +38,8 @@ Failure lastLaunch(const char *kernel) {
 
 void launchCall(const ncclFfmDevComm &comm, const ncclFfmCall &call, int elementType, int blocks, cudaStream_t stream) {
   switch (elementType) {
+    case kUnreduced:
+      return launchCallOf<Unreduced>(comm, call, blocks, stream);
     case ncclInt8:
       return launchCallOf<int8_t>(comm, call, blocks, stream);
     case ncclUint8:
@@ -94,7 +96,7 @@ Failure prime(void *stream) {
   cudaStream_t on = static_cast<cudaStream_t>(stream);
   const ncclFfmCall nothing = {};  // of 0 blocks: a kernel returns at once
   Failure failure;
-  for (int type = ncclInt8; type <= ncclBfloat16 && failure.empty(); ++type) {
+  for (int type = kUnreduced; type <= ncclBfloat16 && failure.empty(); ++type) {
     launchCall(ncclFfmDevComm{}, nothing, type, 1, on);
     failure = lastLaunch("callKernel");
   }

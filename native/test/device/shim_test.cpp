@@ -367,7 +367,7 @@ void shortWayIsWhatTheTableSays() {
             for (uint64_t bytes : {uint64_t{1}, most / 2, most}) {
               if (bytes > most || bytes == 0) continue;
               ncclFfmCall call = makeCall(ncclFfmFunctionAllReduce, nullptr, nullptr, bytes, ncclInt8, ncclSum, 0, 0);
-              chooseFor(comm, call, 512);
+              chooseFor(comm, call, 512, 1);
               check(call.protocol == ncclFfmProtocolLL && call.algorithm == ncclFfmAlgorithmOneShot,
                     "%d ranks, slots of %u, path %u, protocol %u, algorithm %u: %llu bytes go by %u and %u", nRanks,
                     slotBytes, path, protocol, algorithm, static_cast<unsigned long long>(bytes), call.protocol,

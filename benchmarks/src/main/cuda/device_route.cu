@@ -4,11 +4,14 @@
 //
 //   NCCLFFM_NCCL=/path/to/libnccl.so.2 device_route [GPUS]
 //
-// Figures are medians, in microseconds an operation; "in kernel" is the slowest block of the slowest rank.
+// Figures are medians, in microseconds an operation; "in kernel" is the slowest block of the slowest rank. Floors: of
+// latency, a loop that does no more than exchange and add lines with flags (no epoch in memory, no checks, no
+// deadline, no status); of bytes, what all ranks together load and store at the memory's peak rate.
 #include <dlfcn.h>
 
 #include <condition_variable>
 #include <functional>
+#include <map>
 #include <mutex>
 
 #include "../../../../native/test/device/cuda_world.h"
@@ -155,6 +158,81 @@ __global__ void __launch_bounds__(512, 1) loopKernel(const __grid_constant__ Dev
   if (threadIdx.x == 0) ns[blockIdx.x] = nowNs() - start;
 }
 
+// The least that an all-reduce by lines with flags has to do. Each block's lines of each rank have 64 KiB of every
+// rank's receive buffer, twice.
+__global__ void __launch_bounds__(512, 1)
+    floorKernel(void **windows, int rank, int nRanks, const float2 *send, float2 *out, uint32_t lines, int times,
+                uint32_t epoch, uint64_t *ns) {
+  if (times == 0) return;
+  const float2 *in = send + static_cast<size_t>(lines) * blockIdx.x;
+  auto slot = [&](int at, int from) {
+    const size_t number = ((epoch & 1) * kChannels + blockIdx.x) * static_cast<size_t>(nRanks) + from;
+    return reinterpret_cast<Vec16 *>(loadPeer(windows, at) + number * kSlotBytes);
+  };
+  uint64_t start = 0;
+  for (int i = 0; i <= times; ++i) {
+    ++epoch;
+    const uint64_t flag = static_cast<uint64_t>(epoch) << 32;
+    for (uint32_t line = threadIdx.x; line < lines; line += blockDim.x) {
+      const float2 x = in[line];
+      const Vec16 vec = {{flag | __float_as_uint(x.x), flag | __float_as_uint(x.y)}};
+      for (int p = 1; p < nRanks; ++p) storeVec16RelaxedSys(slot((rank + p) % nRanks, rank) + line, vec);
+    }
+    for (uint32_t line = threadIdx.x; line < lines; line += blockDim.x) {
+      float2 sum = in[line];
+      for (int p = 1; p < nRanks; ++p) {
+        const Vec16 *from = slot(rank, (rank + p) % nRanks) + line;
+        Vec16 vec;
+        do {
+          vec = loadVec16RelaxedSys(from);
+        } while (vec.word[0] >> 32 != epoch || vec.word[1] >> 32 != epoch);
+        sum.x += __uint_as_float(static_cast<uint32_t>(vec.word[0]));
+        sum.y += __uint_as_float(static_cast<uint32_t>(vec.word[1]));
+      }
+      out[static_cast<size_t>(lines) * blockIdx.x + line] = sum;
+    }
+    __syncthreads();
+    if (i == 0) start = nowNs();
+  }
+  if (threadIdx.x == 0) ns[blockIdx.x] = nowNs() - start;
+}
+
+uint64_t slowestNs(const World &world, int blocks) {
+  uint64_t slowest = 0;
+  for (const Rank &rank : world.ranks) {
+    for (int b = 0; b < blocks; ++b) slowest = std::max(slowest, rank.ns[b]);
+  }
+  return slowest;
+}
+
+double latencyFloor(World &world, size_t bytes, int blocks, int threads) {
+  static uint32_t epoch = 0x40000000;  // none that was used before
+  constexpr int kTimes = 2000;
+  std::vector<double> us;
+  for (int k = 0; k < 9; ++k) {
+    world.onEach([&](Rank &rank, int r) {
+      // The sums go where nobody else looks: behind the data that is sent.
+      float2 *out = reinterpret_cast<float2 *>(rank.send) + kMaxCount / 4;
+      floorKernel<<<blocks, threads, 0, rank.stream>>>(
+          rank.recvs, r, world.size(), reinterpret_cast<const float2 *>(rank.send), out,
+          static_cast<uint32_t>(bytes / 8 / blocks), kTimes, epoch, rank.ns);
+    });
+    epoch += kTimes + 1;
+    world.synchronize();
+    us.push_back(static_cast<double>(slowestNs(world, blocks)) / 1000 / kTimes);
+  }
+  return median(us);
+}
+
+// Two shots without copies: every rank loads as many bytes as its buffer has, and stores as many.
+double bytesFloor(int nRanks, size_t bytes) {
+  int kHz = 0, bits = 0;
+  CUDA(cudaDeviceGetAttribute(&kHz, cudaDevAttrMemoryClockRate, 0));
+  CUDA(cudaDeviceGetAttribute(&bits, cudaDevAttrGlobalMemoryBusWidth, 0));
+  const double bytesPerUs = 2.0 * kHz / 1000 * bits / 8;
+  return 2.0 * static_cast<double>(bytes) * ((nRanks + gpus - 1) / gpus) / bytesPerUs;
+}
+
 double inKernel(World &world, size_t bytes, int blocks, int threads, uint32_t protocol, uint32_t algorithm) {
   constexpr int kRepetitions = 9;
   const int times = bytes > (256 << 10) ? 200 : 2000;
@@ -168,12 +246,10 @@ double inKernel(World &world, size_t bytes, int blocks, int threads, uint32_t pr
       loopKernel<<<blocks, threads, 0, rank.stream>>>(comm, rank.send, rank.recv, perBlock, times, rank.ns);
     });
     world.synchronize();
-    uint64_t slowest = 0;
     for (const Rank &rank : world.ranks) {
       check(rank.status->code == 0, "in kernel: status", rank.status->code, rank.status->peer, rank.status->epoch);
-      for (int b = 0; b < blocks; ++b) slowest = std::max(slowest, rank.ns[b]);
     }
-    us.push_back(static_cast<double>(slowest) / 1000 / times);
+    us.push_back(static_cast<double>(slowestNs(world, blocks)) / 1000 / times);
   }
   return median(us);
 }
@@ -248,6 +324,7 @@ struct Communicators {
 void measure(int nRanks) {
   World world(nRanks, 20000 * kMs, kMaxCount, [](const Rank &rank) {
     loopKernel<<<1, 32, 0, rank.stream>>>(rank.comm, nullptr, nullptr, 0, 0, nullptr);
+    floorKernel<<<1, 32, 0, rank.stream>>>(nullptr, 0, 0, nullptr, nullptr, 0, 0, 0, nullptr);
   });
   Communicators communicators(world);
   auto byNccl = [&](size_t bytes, bool symmetric) {
@@ -263,11 +340,15 @@ void measure(int nRanks) {
   };
   printf("\n== %d ranks on %d GPUs, float32 sum ==\n", nRanks, gpus);
   printf("%10s %12s %12s\n", "bytes", "NCCL", "symmetric");
+  std::map<size_t, double> host, symmetric;
   for (size_t bytes : {512u, 4096u, 65536u, 1u << 20, 64u << 20}) {
-    printf("%10zu %12.2f %12.2f\n", bytes, byNccl(bytes, false), byNccl(bytes, true));
+    host[bytes] = byNccl(bytes, false);
+    symmetric[bytes] = byNccl(bytes, true);
+    printf("%10zu %12.2f %12.2f\n", bytes, host[bytes], symmetric[bytes]);
   }
   printf("in kernel, on one session: bytes, way, blocks x threads\n");
-  for (size_t bytes : {8u, 512u, 4096u, 65536u, 1u << 20}) {
+  std::map<size_t, double> best;
+  for (size_t bytes : {8u, 512u, 4096u, 65536u, 262144u, 1u << 20}) {
     for (const Way &way : kWays) {
       if (strcmp(way.name, "zero-copy") == 0 || (bytes < 65536 && way.algorithm == 3)) continue;
       for (int blocks : {1, 4, 16}) {
@@ -275,17 +356,21 @@ void measure(int nRanks) {
         if (bytes >= 65536 && blocks < 4) continue;
         for (int threads : {128, 512}) {
           if (bytes / blocks / 8 > 256 && threads < 512) continue;
-          printf("%10zu %-16s %2d x %3d %10.2f\n", bytes, way.name, blocks, threads,
-                 inKernel(world, bytes, blocks, threads, way.protocol, way.algorithm));
+          const double us = inKernel(world, bytes, blocks, threads, way.protocol, way.algorithm);
+          printf("%10zu %-16s %2d x %3d %10.2f\n", bytes, way.name, blocks, threads, us);
+          if (way.protocol == 0 && (best[bytes] == 0 || us < best[bytes])) best[bytes] = us;
         }
       }
     }
   }
   printf("one launch each, 16 blocks at most: bytes, way\n");
-  for (size_t bytes : {4096u, 65536u, 262144u, 1u << 20, 4u << 20, 64u << 20}) {
+  double zeroCopy = 0;
+  for (size_t bytes : {4096u, 65536u, 262144u, 524288u, 1u << 20, 4u << 20, 64u << 20}) {
     for (const Way &way : kWays) {
       if (bytes > (4 << 20) && way.algorithm == 1) continue;
-      printf("%10zu %-16s %10.2f\n", bytes, way.name, oneLaunch(world, bytes, way, bytes < 65536 ? 0 : 16));
+      const double us = oneLaunch(world, bytes, way, bytes < 65536 ? 0 : 16);
+      printf("%10zu %-16s %10.2f\n", bytes, way.name, us);
+      if (strcmp(way.name, "zero-copy") == 0) zeroCopy = us;  // the last one: 64 MiB
     }
   }
   printf("misaligned by 4 bytes, 1 MiB, one launch each: aligned, misaligned, ratio\n");
@@ -293,6 +378,15 @@ void measure(int nRanks) {
     const double aligned = oneLaunch(world, 1 << 20, way, 16), misaligned = oneLaunch(world, 1 << 20, way, 16, 1);
     printf("%-16s %10.2f %10.2f %6.2f\n", way.name, aligned, misaligned, misaligned / aligned);
   }
+  printf("in kernel, the best shape of auto: bytes, us, floor of latency, NCCL / us\n");
+  for (size_t bytes : {512u, 4096u, 65536u}) {
+    const int blocks = bytes < 4096 ? 1 : bytes < 65536 ? 4 : 16;
+    printf("%10zu %10.2f %10.2f %10.1f\n", bytes, best[bytes],
+           latencyFloor(world, bytes, blocks, bytes < 65536 ? 128 : 512), host[bytes] / best[bytes]);
+  }
+  const size_t large = 64 << 20;
+  printf("zero-copy: bytes, us, floor of bytes, us / symmetric\n%10zu %10.2f %10.2f %10.2f\n", large, zeroCopy,
+         bytesFloor(nRanks, large), symmetric[large] == 0 ? 0 : zeroCopy / symmetric[large]);
   communicators.abort();
 }
 

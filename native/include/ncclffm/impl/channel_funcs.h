@@ -50,6 +50,21 @@ NCCLFFM_DEVICE void clearLines(const DevComm &comm, Traffic traffic, int channel
   }
 }
 
+// Waits for a letter of peer's about this exchange or step, and so for what came before it.
+NCCLFFM_DEVICE ncclResult_t awaitLetter(const DevComm &comm, const Site &site, const Letter *letter, int peer) {
+  Letter got = 0;
+  auto letterOf = [&](int) { return letter; };
+  const ncclResult_t result = waitFor(Alone(), comm, site, letterOf, [&] {
+    got = loadAcquireSys(letter);
+    return isOf(got, site.epoch) ? kNobody : peer;
+  });
+  // Whoever went on after a call of its own would leave the others to time out.
+  if (result == ncclSuccess && holds(Rule::kCompareHash) && got != makeLetter(site)) {
+    return fail(comm, site, ncclInvalidUsage, peer, 0);
+  }
+  return result;
+}
+
 template <class Coop>
 NCCLFFM_DEVICE ChannelSession<Coop>::ChannelSession(Coop coop, const DevComm &comm, int channel,
                                                     ncclFfmFunction function)
@@ -78,11 +93,6 @@ NCCLFFM_DEVICE const Letter *ChannelSession<Coop>::begun(int peer) const {
 }
 
 template <class Coop>
-NCCLFFM_DEVICE const Letter *ChannelSession<Coop>::ready(int peer) const {
-  return &mailboxOf(comm_, comm_.rank, site_.channel, peer)->ready[site_.epoch % 2];
-}
-
-template <class Coop>
 NCCLFFM_DEVICE void ChannelSession<Coop>::beginExchange(uint32_t hash) {
   ++site_.epoch;
   site_.hash = hash;
@@ -95,6 +105,26 @@ NCCLFFM_DEVICE void ChannelSession<Coop>::tellBegun() const {
       storeRelaxedSys(&mailboxOf(comm_, peer, site_.channel, comm_.rank)->begun[site_.epoch % 2], makeLetter(site_));
     }
   }
+}
+
+template <class Coop>
+NCCLFFM_DEVICE void ChannelSession<Coop>::tellReady() const {
+  coop_.sync();
+  for (int peer = static_cast<int>(coop_.rank()); peer < comm_.nRanks; peer += static_cast<int>(coop_.size())) {
+    if (peer != comm_.rank) {
+      storeReleaseSys(&mailboxOf(comm_, peer, site_.channel, comm_.rank)->begun[site_.epoch % 2], makeLetter(site_));
+    }
+  }
+}
+
+template <class Coop>
+NCCLFFM_DEVICE ncclResult_t ChannelSession<Coop>::awaitReady() const {
+  ncclResult_t result = ncclSuccess;
+  for (int peer = static_cast<int>(coop_.rank()); peer < comm_.nRanks && result == ncclSuccess;
+       peer += static_cast<int>(coop_.size())) {
+    if (peer != comm_.rank) result = awaitLetter(comm_, site_, begun(peer), peer);
+  }
+  return result;
 }
 
 template <class Coop>
@@ -126,6 +156,7 @@ NCCLFFM_DEVICE PairSession<Coop>::PairSession(Coop coop, const DevComm &comm, in
       site_{function, channel, 0, 0},
       result_(ncclInvalidArgument) {
   if (!isValid(comm) || channel < 0 || channel >= comm.nChannels) return;
+  if (peer == kNobody) result_ = ncclSuccess;
   if (peer < 0 || peer >= comm.nRanks || peer == comm.rank) return;
   result_ = take(coop_, comm_, state(), site_);
   held_ = result_ == ncclSuccess;
@@ -176,8 +207,28 @@ NCCLFFM_DEVICE ncclResult_t PairSession<Coop>::beginStep(uint32_t hash) {
       return result_;
     }
   }
-  if (coop_.rank() == 0) storeRelaxedSys(&outbox()->pairBegun[site_.epoch % 2], makeLetter(site_));
   return ncclSuccess;
+}
+
+template <class Coop>
+NCCLFFM_DEVICE void PairSession<Coop>::tellBegun() const {
+  if (coop_.rank() == 0) storeRelaxedSys(&outbox()->pairBegun[site_.epoch % 2], makeLetter(site_));
+}
+
+template <class Coop>
+NCCLFFM_DEVICE void PairSession<Coop>::tellReady() const {
+  coop_.sync();
+  if (coop_.rank() == 0) storeReleaseSys(&outbox()->pairBegun[site_.epoch % 2], makeLetter(site_));
+}
+
+template <class Coop>
+NCCLFFM_DEVICE ncclResult_t PairSession<Coop>::awaitReady() const {
+  return coop_.rank() == 0 ? awaitLetter(comm_, site_, begun(), peer_) : ncclSuccess;
+}
+
+template <class Coop>
+NCCLFFM_DEVICE const Letter *PairSession<Coop>::begun() const {
+  return &inbox()->pairBegun[site_.epoch % 2];
 }
 
 template <class Coop>

@@ -52,32 +52,41 @@ NCCLFFM_DEVICE bool hasAlgorithm(uint32_t function, uint32_t algorithm, bool zer
   }
 }
 
-// What all ranks together may hold, in bytes, for LL and one-shot to be the fastest; beyond it Simple is, and two shots
-// where the function has them. Measured with 2, 4 and 8 ranks on one H200; LL128 never was the fastest there. Not yet
-// measured on other paths.
-NCCLFFM_DEVICE uint64_t oneShotBytes(uint32_t path) {
-  return path == ncclFfmPathHostStaged ? 256 << 10 : 2 << 20;
+// What all ranks together may hold, in bytes, for LL and one-shot to be the fastest, when so many groups share the
+// work. Measured with 2, 4 and 8 ranks on one H200, by launches of up to 16 blocks and by a block in a running kernel;
+// LL128 never was the fastest there.
+NCCLFFM_DEVICE uint64_t mostBytesOfLL(uint32_t path, int nGroups) {
+  const uint64_t ofAGroup = path == ncclFfmPathHostStaged ? 16 << 10 : 32 << 10;
+  return ofAGroup * (static_cast<uint32_t>(nGroups) + 1);
 }
 
-// The longest all-reduce, in bytes, for which choose() says LL and one-shot, and one slot is enough.
+// Likewise beyond it, by Simple: the bytes of one rank, times the square of the ranks, for one-shot to be faster than
+// two shots.
+NCCLFFM_DEVICE uint64_t mostBytesOfOneShot(int nGroups) {
+  return uint64_t{1 << 20} * static_cast<uint32_t>(nGroups);
+}
+
+// The longest all-reduce of one group, in bytes, for which choose() says LL and one-shot, and one slot is enough.
 NCCLFFM_DEVICE uint32_t smallAllReduceBytes(const DevComm &comm) {
   if (comm.protocol > ncclFfmProtocolLL || comm.algorithm > ncclFfmAlgorithmOneShot) return 0;
   const uint32_t ofSlot = comm.slotBytes / 2;
   if (comm.protocol == ncclFfmProtocolLL && comm.algorithm == ncclFfmAlgorithmOneShot) return ofSlot;
-  const uint32_t most = static_cast<uint32_t>(oneShotBytes(comm.path)) / static_cast<uint32_t>(comm.nRanks);
+  const uint32_t most = static_cast<uint32_t>(mostBytesOfLL(comm.path, 1)) / static_cast<uint32_t>(comm.nRanks);
   return most < ofSlot ? most : ofSlot;
 }
 
-// What Auto stands for. bytes: of a buffer, of one rank's part where parts are exchanged.
+// What Auto stands for. bytes: of a buffer, of one rank's part where parts are exchanged, on all nGroups together.
 NCCLFFM_DEVICE Choice choose(uint32_t function, uint32_t protocol, uint32_t algorithm, int nRanks, uint64_t bytes,
-                             uint32_t path, bool zeroCopy) {
-  const bool isSmall = bytes <= static_cast<uint32_t>(oneShotBytes(path)) / static_cast<uint32_t>(nRanks);
+                             int nGroups, uint32_t path, bool zeroCopy) {
+  const uint32_t n = static_cast<uint32_t>(nRanks);
+  const bool isSmall = bytes <= static_cast<uint32_t>(mostBytesOfLL(path, nGroups)) / n;
   const bool hasOneShot = hasAlgorithm(function, ncclFfmAlgorithmOneShot, zeroCopy);
   const bool hasTwoShot = hasAlgorithm(function, ncclFfmAlgorithmTwoShot, zeroCopy);
   if (zeroCopy) protocol = ncclFfmProtocolSimple;
   if (protocol == ncclFfmProtocolAuto) protocol = isSmall ? ncclFfmProtocolLL : ncclFfmProtocolSimple;
   if (algorithm == ncclFfmAlgorithmAuto) {
-    algorithm = hasOneShot && (isSmall || !hasTwoShot) ? ncclFfmAlgorithmOneShot : ncclFfmAlgorithmTwoShot;
+    const bool one = protocol == ncclFfmProtocolSimple ? bytes <= mostBytesOfOneShot(nGroups) / (n * n) : isSmall;
+    algorithm = hasOneShot && (one || !hasTwoShot) ? ncclFfmAlgorithmOneShot : ncclFfmAlgorithmTwoShot;
   }
   return {protocol, algorithm};
 }

@@ -9,11 +9,10 @@ struct TypeTag {
   using Type = T;
 };
 
-// Calls f with the element type of a call that reduces; the others move words of any type.
+// Calls f with the element type that an ncclDataType_t stands for.
 template <class F>
-NCCLFFM_DEVICE ncclResult_t withElementType(const Call &call, F f) {
-  if (!reduces(call.function)) return f(TypeTag<uint64_t>());
-  switch (call.datatype) {
+NCCLFFM_DEVICE ncclResult_t withTypeOf(int datatype, F f) {
+  switch (datatype) {
     case ncclInt8:
       return f(TypeTag<int8_t>());
     case ncclUint8:
@@ -37,6 +36,20 @@ NCCLFFM_DEVICE ncclResult_t withElementType(const Call &call, F f) {
   }
 }
 
+// With the element type of a call that reduces, or Unreduced.
+template <class F>
+NCCLFFM_DEVICE ncclResult_t withElementType(const Call &call, F f) {
+  return reduces(call.function) ? withTypeOf(call.datatype, f) : f(TypeTag<Unreduced>());
+}
+
+// A call in a kernel of somebody else's is a function of its own, which takes copies: so that kernels stay small, and
+// the session may stay in registers.
+template <class T, class Coop>
+NCCLFFM_DEVICE_CALL ncclResult_t runShareApart(ChannelSession<Coop> &session, const Call &call,
+                                               const BlockShare &share) {
+  return runShare<T>(session, call, share);
+}
+
 // Not a generic lambda: NVRTC takes the body of one for a function of the host.
 template <class Coop>
 struct RunShare {
@@ -46,7 +59,10 @@ struct RunShare {
 
   template <class T>
   NCCLFFM_DEVICE ncclResult_t operator()(TypeTag<T>) const {
-    return runShare<T>(session, call, share);
+    ChannelSession<Coop> lent = session.lend();
+    const ncclResult_t result = runShareApart<T>(lent, call, share);
+    session.takeBack(lent);
+    return result;
   }
 };
 
@@ -59,7 +75,7 @@ NCCLFFM_DEVICE ncclResult_t runShareOfAnyType(ChannelSession<Coop> &session, con
 template <class Coop>
 NCCLFFM_DEVICE ncclResult_t ncclDevCallLsa(ChannelSession<Coop> &session, Call call) {
   if (session.result() != ncclSuccess) return session.result();
-  chooseFor(session.comm(), call, session.coop().size());
+  chooseFor(session.comm(), call, session.coop().size(), 1);
   if (isPair(call.function) || problemOf(session.comm(), call, session.coop().size()) != Problem::kNone) {
     return ncclInvalidArgument;
   }
@@ -78,8 +94,8 @@ NCCLFFM_DEVICE ncclResult_t callOnChannel(Coop coop, const DevComm &comm, const 
 
 template <class Coop>
 NCCLFFM_DEVICE ncclResult_t callBy(Coop coop, const DevComm &comm, Call &call, int channel) {
-  if (!isValid(comm)) return ncclInvalidArgument;
-  chooseFor(comm, call, coop.size());
+  if (!isValid(comm) || channel < 0 || channel >= comm.nChannels) return ncclInvalidArgument;
+  chooseFor(comm, call, coop.size(), 1);
   if (problemOf(comm, call, coop.size()) != Problem::kNone) return ncclInvalidArgument;
   return callOnChannel(coop, comm, call, channel, {0, call.count});
 }
@@ -87,7 +103,7 @@ NCCLFFM_DEVICE ncclResult_t callBy(Coop coop, const DevComm &comm, Call &call, i
 template <class Coop>
 NCCLFFM_DEVICE ncclResult_t callBy(const Grid<Coop> &grid, const DevComm &comm, Call &call, int channel) {
   if (!isValid(comm)) return ncclInvalidArgument;
-  chooseFor(comm, call, grid.block.size());
+  chooseFor(comm, call, grid.block.size(), grid.nBlocks);
   if (problemOf(comm, call, grid.block.size()) != Problem::kNone) return ncclInvalidArgument;
   if (channel < 0 || channel >= comm.nChannels || grid.nBlocks > comm.nChannels - channel) return ncclInvalidArgument;
   ncclResult_t result = syncGrid(grid, comm);
@@ -103,7 +119,9 @@ NCCLFFM_DEVICE ncclResult_t callBy(const Grid<Coop> &grid, const DevComm &comm, 
 template <class T, class Coop>
 NCCLFFM_DEVICE ncclResult_t callBlock(Coop coop, const DevComm &comm, const Call &call, int block, int nBlocks) {
   const BlockShare share = shareOf(call.count, elementBytesOf(call.datatype), block, nBlocks);
-  if (isPair(call.function)) return runPairShare(coop, comm, call, block, share);
+  if constexpr (!kReduces<T>) {
+    if (isPair(call.function)) return runPairShare(coop, comm, call, block, share);
+  }
   ChannelSession<Coop> session(coop, comm, block, static_cast<ncclFfmFunction>(call.function));
   if (session.result() != ncclSuccess) return session.result();
   return runShare<T>(session, call, share);
@@ -200,7 +218,7 @@ NCCLFFM_DEVICE ncclResult_t ncclDevAllReduce(ChannelSession<Coop> &session, cons
       problemOfBuffers(session.comm(), call, elementBytes) == Problem::kNone) {
     call.protocol = ncclFfmProtocolLL;
     call.algorithm = ncclFfmAlgorithmOneShot;
-    return withElementType(call, RunSmallAllReduce<Coop>{session, call});
+    return withTypeOf(call.datatype, RunSmallAllReduce<Coop>{session, call});
   }
   return ncclDevCallLsa(session, call);
 }

@@ -27,10 +27,12 @@ typedef unsigned long long uintptr_t;
 #define NCCLFFM_DEVICE_CALL __device__ inline  // compilers of the host, which see this too, find the two at odds
 #endif
 #define NCCLFFM_UNROLL _Pragma("unroll")
+#define NCCLFFM_NO_UNROLL _Pragma("unroll 1")  // what is rarely taken stays small
 #else
 #define NCCLFFM_DEVICE inline
 #define NCCLFFM_DEVICE_CALL inline
 #define NCCLFFM_UNROLL
+#define NCCLFFM_NO_UNROLL
 #endif
 
 #endif  // NCCLFFM_IMPL_CONFIG_H_

@@ -60,6 +60,7 @@ struct Step {
   bool reduces;
   bool finishes;  // the reduction of the whole collective ends with this step
 
+  NCCLFFM_DEVICE bool givesAllTheSame() const { return to == kEverybody && from == kEverybody && send.stride == 0; }
   // Whether member `giver` gives its part to another, or would to itself.
   NCCLFFM_DEVICE bool gives(int giver, int taker) const {
     return (to == kEverybody || to == taker) && (from == kEverybody || from == giver);
@@ -94,25 +95,14 @@ NCCLFFM_DEVICE ncclResult_t waitForTheSilent(const ChannelSession<Coop> &session
   if (step.reduces && step.send.stride == 0 && step.to == kEverybody && step.team.size == comm.nRanks) {
     return ncclSuccess;
   }
-  auto letterOf = [&](int peer) { return session.begun(peer); };
-  for (int peer = static_cast<int>(session.coop().rank()); peer < comm.nRanks;
+  ncclResult_t result = ncclSuccess;
+  for (int peer = static_cast<int>(session.coop().rank()); peer < comm.nRanks && result == ncclSuccess;
        peer += static_cast<int>(session.coop().size())) {
     const int member = step.team.memberOf(peer);
     if (peer == comm.rank || (member != kNobody && incoming(step, member, done, capacity) != 0)) continue;
-    Letter letter = 0;
-    const Letter *begun = session.begun(peer);
-    const uint32_t epoch = session.site().epoch;
-    const ncclResult_t result = waitFor(Alone(), comm, session.site(), letterOf, [&] {
-      letter = loadRelaxedSys(begun);
-      return isOf(letter, epoch) ? kNobody : peer;
-    });
-    if (result != ncclSuccess) return result;
-    // Whoever went on after a call of its own would leave the others to time out.
-    if (holds(Rule::kCompareHash) && letter != makeLetter(session.site())) {
-      return fail(comm, session.site(), ncclInvalidUsage, peer, 0);
-    }
+    result = awaitLetter(comm, session.site(), session.begun(peer), peer);
   }
-  return ncclSuccess;
+  return result;
 }
 
 template <class P, class T, class Prologue>
@@ -133,7 +123,8 @@ NCCLFFM_DEVICE void storeUnit(const MutableSpan &span, uint32_t alignment, uint3
   }
 }
 
-NCCLFFM_DEVICE uint32_t wordsIn(const MutableSpan &span) {
+template <class Byte>
+NCCLFFM_DEVICE uint32_t wordsIn(const Span<Byte> &span) {
   return static_cast<uint32_t>((span.bytes + 7) / 8);
 }
 
@@ -172,6 +163,7 @@ NCCLFFM_DEVICE ncclResult_t reduceUnit(const ChannelSession<Coop> &session, cons
     }
     return result;
   }
+  NCCLFFM_NO_UNROLL
   for (int base = 0; base < team.size; base += P::kPeersAtOnce) {
     typename P::Line line[P::kPeersAtOnce] = {};
     auto slotOf = [&](int k) { return inbox + static_cast<uint64_t>(team.rank(base + k)) * comm.slotBytes; };
@@ -214,88 +206,126 @@ NCCLFFM_DEVICE ncclResult_t reduceUnit(const ChannelSession<Coop> &session, cons
   return ncclSuccess;
 }
 
+// What this member gives, by LL or LL128. What a thread gives first, it also sums first: if all get the same, the words
+// are left in firstWords.
+template <class P, class T, class Coop, class Prologue>
+NCCLFFM_DEVICE void giveLines(const ChannelSession<Coop> &session, const Step &step, uint64_t done,
+                              uint32_t elementBytes, Prologue prologue, uint64_t (&firstWords)[P::kWords]) {
+  const DevComm &comm = session.comm();
+  const Site &site = session.site();
+  const Team &team = step.team;
+  const uint32_t threadRank = session.coop().rank(), groupSize = session.coop().size(), flag = flagOf(site);
+  const uint64_t capacity = P::payloadBytes(comm.slotBytes);
+  const uint64_t offset = slotOffset(comm, Traffic::kCollective, P::kProtocol, site.channel, site.epoch, comm.rank);
+  if (step.givesAllTheSame()) {
+    const ConstSpan span = asConst(step.send.chunk(0, done, capacity, elementBytes));
+    const uint32_t units = P::unitsOf(wordsIn(span)), alignment = span.alignment();
+    NCCLFFM_NO_UNROLL
+    for (uint32_t u = threadRank; u < units; u += groupSize) {
+      uint64_t words[P::kWords];
+      loadUnit<P, T>(span, alignment, u, prologue, words);
+      for (int k = 1; k < team.size; ++k) {
+        P::put(loadPeer(comm.peers, team.rank(team.after(k))) + offset, u, words, flag);
+      }
+      if (u == threadRank) {
+        NCCLFFM_UNROLL
+        for (int w = 0; w < P::kWords; ++w) firstWords[w] = words[w];
+      }
+    }
+    return;
+  }
+  NCCLFFM_NO_UNROLL
+  for (int k = 1; k < team.size; ++k) {
+    const int member = team.after(k);
+    if (!step.gives(team.self, member)) continue;
+    const ConstSpan span = asConst(step.send.chunk(member, done, capacity, elementBytes));
+    const uint32_t units = P::unitsOf(wordsIn(span)), alignment = span.alignment();
+    char *slot = loadPeer(comm.peers, team.rank(member)) + offset;
+    NCCLFFM_NO_UNROLL
+    for (uint32_t u = threadRank; u < units; u += groupSize) {
+      uint64_t words[P::kWords];
+      loadUnit<P, T>(span, alignment, u, prologue, words);
+      P::put(slot, u, words, flag);
+    }
+  }
+}
+
+// What the others give, with what this member has, reduced.
+template <class P, class T, class Coop, class Prologue, class Epilogue>
+NCCLFFM_DEVICE ncclResult_t reduceLines(const ChannelSession<Coop> &session, const Step &step, uint64_t done,
+                                        const CallContext &call, Prologue prologue, Epilogue epilogue,
+                                        const uint64_t (&firstWords)[P::kWords]) {
+  const DevComm &comm = session.comm();
+  const Site &site = session.site();
+  const uint32_t threadRank = session.coop().rank(), groupSize = session.coop().size();
+  const uint64_t capacity = P::payloadBytes(comm.slotBytes);
+  const char *inbox = slotOf(comm, Traffic::kCollective, P::kProtocol, comm.rank, site.channel, site.epoch, 0);
+  const Reduction reduction = {call.op, call.nRanks, step.finishes};
+  const ConstSpan own = asConst(step.send.chunk(step.team.self, done, capacity, call.elementBytes));
+  const MutableSpan out = {step.recv.base + done, own.bytes, call.elementBytes};
+  const uint32_t units = P::unitsOf(wordsIn(out)), ownAlignment = own.alignment(), outAlignment = out.alignment();
+  const bool hasFirst = step.givesAllTheSame();
+  ncclResult_t result = ncclSuccess;
+  NCCLFFM_NO_UNROLL
+  for (uint32_t u = threadRank; u < units && result == ncclSuccess; u += groupSize) {
+    uint64_t words[P::kWords];
+    if (hasFirst && u == threadRank) {
+      NCCLFFM_UNROLL
+      for (int w = 0; w < P::kWords; ++w) words[w] = firstWords[w];
+    } else {
+      loadUnit<P, T>(own, ownAlignment, u, prologue, words);
+    }
+    result = reduceUnit<P, T>(session, step.team, inbox, u, reduction, words);
+    if (result == ncclSuccess) storeUnit<P, T>(out, outAlignment, u, epilogue, words);
+  }
+  return result;
+}
+
+// What the others give, as it is.
+template <class P, class Coop>
+NCCLFFM_DEVICE ncclResult_t keepLines(const ChannelSession<Coop> &session, const Step &step, uint64_t done,
+                                      uint32_t elementBytes) {
+  const DevComm &comm = session.comm();
+  const Site &site = session.site();
+  const Team &team = step.team;
+  const uint32_t threadRank = session.coop().rank(), groupSize = session.coop().size();
+  const uint64_t capacity = P::payloadBytes(comm.slotBytes);
+  const char *inbox = slotOf(comm, Traffic::kCollective, P::kProtocol, comm.rank, site.channel, site.epoch, 0);
+  auto letterOf = [&](int peer) { return session.begun(peer); };
+  ncclResult_t result = ncclSuccess;
+  for (int k = 1; k < team.size && result == ncclSuccess; ++k) {
+    const int member = team.after(k), peer = team.rank(member);
+    if (!step.gives(member, team.self)) continue;
+    const MutableSpan out = step.recv.chunk(member, done, capacity, elementBytes);
+    const uint32_t units = P::unitsOf(wordsIn(out)), alignment = out.alignment();
+    const char *slot = inbox + static_cast<uint64_t>(peer) * comm.slotBytes;
+    for (uint32_t u = threadRank; u < units && result == ncclSuccess; u += groupSize) {
+      uint64_t words[P::kWords];
+      result = awaitUnit<P>(comm, site, letterOf, peer, slot, u, words);
+      if (result == ncclSuccess) storeUnit<P, Unreduced>(out, alignment, u, Identity(), words);
+    }
+  }
+  return result;
+}
+
 // A step by LL or LL128. The prologue is applied to what this member gives, the epilogue to the result; the prologue is
 // evaluated twice for an element, once to send it and once to sum it, which is cheaper than to store it.
 template <class P, class T, class Coop, class Prologue, class Epilogue>
 NCCLFFM_DEVICE ncclResult_t runStepOfLines(ChannelSession<Coop> &session, const Step &step, const CallContext &call,
                                            Prologue prologue, Epilogue epilogue) {
-  const DevComm &comm = session.comm();
-  const Team &team = step.team;
-  const uint32_t threadRank = session.coop().rank(), groupSize = session.coop().size();
-  const uint64_t capacity = P::payloadBytes(comm.slotBytes);
-  const Reduction reduction = {call.op, call.nRanks, step.finishes};
-
+  const uint64_t capacity = P::payloadBytes(session.comm().slotBytes);
   uint64_t done = 0;
   do {
     session.beginExchange(call.hash);
-    const Site &site = session.site();
-    const uint32_t flag = flagOf(site);
-    const uint64_t outOffset =
-        slotOffset(comm, Traffic::kCollective, P::kProtocol, site.channel, site.epoch, comm.rank);
-    const char *inbox = slotOf(comm, Traffic::kCollective, P::kProtocol, comm.rank, site.channel, site.epoch, 0);
-    auto outSlot = [&](int member) { return loadPeer(comm.peers, team.rank(member)) + outOffset; };
-
-    // What this thread gives first, it also sums first.
-    const bool givesTheSame = step.to == kEverybody && step.from == kEverybody && step.send.stride == 0;
     uint64_t firstWords[P::kWords] = {};
-    if (givesTheSame) {
-      const ConstSpan span = asConst(step.send.chunk(0, done, capacity, call.elementBytes));
-      const uint32_t units = P::unitsOf(static_cast<uint32_t>((span.bytes + 7) / 8)), alignment = span.alignment();
-      for (uint32_t u = threadRank; u < units; u += groupSize) {
-        uint64_t words[P::kWords];
-        loadUnit<P, T>(span, alignment, u, prologue, words);
-        for (int k = 1; k < team.size; ++k) P::put(outSlot(team.after(k)), u, words, flag);
-        if (u == threadRank) {
-          NCCLFFM_UNROLL
-          for (int w = 0; w < P::kWords; ++w) firstWords[w] = words[w];
-        }
-      }
-    } else {
-      for (int k = 1; k < team.size; ++k) {
-        const int member = team.after(k);
-        if (!step.gives(team.self, member)) continue;
-        const ConstSpan span = asConst(step.send.chunk(member, done, capacity, call.elementBytes));
-        const uint32_t units = P::unitsOf(static_cast<uint32_t>((span.bytes + 7) / 8)), alignment = span.alignment();
-        char *slot = outSlot(member);
-        for (uint32_t u = threadRank; u < units; u += groupSize) {
-          uint64_t words[P::kWords];
-          loadUnit<P, T>(span, alignment, u, prologue, words);
-          P::put(slot, u, words, flag);
-        }
-      }
-    }
-
+    giveLines<P, T>(session, step, done, call.elementBytes, prologue, firstWords);
     session.tellBegun();
-
     ncclResult_t result = ncclSuccess;
-    if (step.reduces && step.gives(team.self, team.self)) {
-      const ConstSpan own = asConst(step.send.chunk(team.self, done, capacity, call.elementBytes));
-      const MutableSpan out = {step.recv.base + done, own.bytes, call.elementBytes};
-      const uint32_t units = P::unitsOf(wordsIn(out)), ownAlignment = own.alignment(), outAlignment = out.alignment();
-      for (uint32_t u = threadRank; u < units && result == ncclSuccess; u += groupSize) {
-        uint64_t words[P::kWords];
-        if (givesTheSame && u == threadRank) {
-          NCCLFFM_UNROLL
-          for (int w = 0; w < P::kWords; ++w) words[w] = firstWords[w];
-        } else {
-          loadUnit<P, T>(own, ownAlignment, u, prologue, words);
-        }
-        result = reduceUnit<P, T>(session, team, inbox, u, reduction, words);
-        if (result == ncclSuccess) storeUnit<P, T>(out, outAlignment, u, epilogue, words);
-      }
-    } else if (!step.reduces) {
-      auto letterOf = [&](int peer) { return session.begun(peer); };
-      for (int k = 1; k < team.size && result == ncclSuccess; ++k) {
-        const int member = team.after(k), peer = team.rank(member);
-        if (!step.gives(member, team.self)) continue;
-        const MutableSpan out = step.recv.chunk(member, done, capacity, call.elementBytes);
-        const uint32_t units = P::unitsOf(wordsIn(out)), alignment = out.alignment();
-        const char *slot = inbox + static_cast<uint64_t>(peer) * comm.slotBytes;
-        for (uint32_t u = threadRank; u < units && result == ncclSuccess; u += groupSize) {
-          uint64_t words[P::kWords];
-          result = awaitUnit<P>(comm, site, letterOf, peer, slot, u, words);
-          if (result == ncclSuccess) storeUnit<P, T>(out, alignment, u, epilogue, words);
-        }
+    if (!step.reduces) {
+      result = keepLines<P>(session, step, done, call.elementBytes);
+    } else if constexpr (kReduces<T>) {
+      if (step.gives(step.team.self, step.team.self)) {
+        result = reduceLines<P, T>(session, step, done, call, prologue, epilogue, firstWords);
       }
     }
     if (result == ncclSuccess) result = waitForTheSilent(session, step, done, capacity);
@@ -306,48 +336,19 @@ NCCLFFM_DEVICE ncclResult_t runStepOfLines(ChannelSession<Coop> &session, const 
   return ncclSuccess;
 }
 
-// Everything that the threads of the group stored is at every peer, who hears of it; and theirs here. The letters of an
-// exchange by Simple, and all there is of a barrier.
-template <class Coop>
-NCCLFFM_DEVICE ncclResult_t tellAndWaitReady(const ChannelSession<Coop> &session) {
-  const DevComm &comm = session.comm();
-  const Site &site = session.site();
-  const int first = static_cast<int>(session.coop().rank()), size = static_cast<int>(session.coop().size());
-  session.coop().sync();
-  for (int peer = first; peer < comm.nRanks; peer += size) {
-    if (peer != comm.rank) {
-      storeReleaseSys(&mailboxOf(comm, peer, site.channel, comm.rank)->ready[site.epoch % 2], makeLetter(site));
-    }
-  }
-  ncclResult_t result = ncclSuccess;
-  auto letterOf = [&](int peer) { return session.begun(peer); };
-  for (int peer = first; peer < comm.nRanks && result == ncclSuccess; peer += size) {
-    if (peer == comm.rank) continue;
-    Letter letter = 0;
-    const Letter *ready = session.ready(peer);
-    const uint32_t epoch = site.epoch;
-    result = waitFor(Alone(), comm, site, letterOf, [&] {
-      letter = loadRelaxedSys(ready);
-      return isOf(letter, epoch) ? kNobody : peer;
-    });
-    letter = loadAcquireSys(ready);
-    if (result == ncclSuccess && holds(Rule::kCompareHash) && letter != makeLetter(site)) {
-      result = fail(comm, site, ncclInvalidUsage, peer, 0);
-    }
-  }
-  return session.coop().syncAny(result != ncclSuccess) ? failureOf(comm) : ncclSuccess;
+// All threads of the group go on, once what all ranks stored before their tellReady is there; or none does.
+template <class Session>
+NCCLFFM_DEVICE ncclResult_t syncReady(const Session &session) {
+  return session.coop().syncAny(session.awaitReady() != ncclSuccess) ? failureOf(session.comm()) : ncclSuccess;
 }
 
-// A step by Simple: data, then one letter.
+// A step by Simple: data, then one letter, which also says that the exchange has begun.
 template <class T, class Coop>
-NCCLFFM_DEVICE_CALL ncclResult_t runStepOfSimple(ChannelSession<Coop> &session, const Step &step,
-                                                 const CallContext &call) {
+NCCLFFM_DEVICE ncclResult_t runStepOfSimple(ChannelSession<Coop> &session, const Step &step, const CallContext &call) {
   const DevComm &comm = session.comm();
   const Team &team = step.team;
   const Share share = {session.coop().rank(), session.coop().size()};
   const uint64_t capacity = comm.slotBytes;
-  const Reduction reduction = {call.op, call.nRanks, step.finishes};
-
   uint64_t done = 0;
   do {
     session.beginExchange(call.hash);
@@ -355,9 +356,7 @@ NCCLFFM_DEVICE_CALL ncclResult_t runStepOfSimple(ChannelSession<Coop> &session, 
     const uint64_t outOffset =
         slotOffset(comm, Traffic::kCollective, ncclFfmProtocolSimple, site.channel, site.epoch, comm.rank);
     char *inbox = slotOf(comm, Traffic::kCollective, ncclFfmProtocolSimple, comm.rank, site.channel, site.epoch, 0);
-    session.tellBegun();
-    ncclResult_t result = ncclSuccess;
-    if (!holds(Rule::kDataBeforeFlag)) result = tellAndWaitReady(session);
+    if (!holds(Rule::kDataBeforeFlag)) session.tellReady();
     for (int k = 1; k < team.size; ++k) {
       const int member = team.after(k);
       if (!step.gives(team.self, member)) continue;
@@ -365,19 +364,19 @@ NCCLFFM_DEVICE_CALL ncclResult_t runStepOfSimple(ChannelSession<Coop> &session, 
       acquireForSanitizer(mailboxOf(comm, team.rank(member), site.channel, team.rank(member)));
       copyBytes(share, loadPeer(comm.peers, team.rank(member)) + outOffset, span.base, span.bytes, call.elementBytes);
     }
-    if (holds(Rule::kDataBeforeFlag)) result = tellAndWaitReady(session);
-
-    if (result == ncclSuccess && step.reduces && step.gives(team.self, team.self)) {
-      const MutableSpan own = step.send.chunk(team.self, done, capacity, call.elementBytes);
-      const Places from = {nullptr,
-                           0,
-                           own.base,
-                           inbox + static_cast<uint64_t>(team.first) * comm.slotBytes,
-                           static_cast<uint64_t>(team.stride) * comm.slotBytes,
-                           team.self,
-                           team.size};
-      reduceSpans<T>(share, from, onePlace(step.recv.base + done), own.bytes, reduction);
-    } else if (result == ncclSuccess && !step.reduces) {
+    if (holds(Rule::kDataBeforeFlag)) session.tellReady();
+    ncclResult_t result = syncReady(session);
+    if (result == ncclSuccess && step.reduces) {
+      if constexpr (kReduces<T>) {
+        const uint64_t stride = static_cast<uint64_t>(team.stride) * comm.slotBytes;
+        char *slots = inbox + static_cast<uint64_t>(team.first) * comm.slotBytes;
+        if (step.gives(team.self, team.self)) {
+          const MutableSpan own = step.send.chunk(team.self, done, capacity, call.elementBytes);
+          reduceSpans<T>(share, {nullptr, 0, own.base, slots, stride, team.self, team.size},
+                         onePlace(step.recv.base + done), own.bytes, {call.op, call.nRanks, step.finishes});
+        }
+      }
+    } else if (result == ncclSuccess) {
       for (int k = 1; k < team.size; ++k) {
         const int member = team.after(k);
         if (!step.gives(member, team.self)) continue;
@@ -405,18 +404,12 @@ NCCLFFM_DEVICE void copyToSelf(const ChannelSession<Coop> &session, const Step &
   }
 }
 
-template <class P, class T, class Coop>
-NCCLFFM_DEVICE_CALL ncclResult_t callStepOfLines(ChannelSession<Coop> &session, const Step &step,
-                                                 const CallContext &call) {
-  return runStepOfLines<P, T>(session, step, call, Identity(), Identity());
-}
-
 template <class T, class Coop>
 NCCLFFM_DEVICE ncclResult_t runStep(ChannelSession<Coop> &session, uint32_t protocol, const Step &step,
                                     const CallContext &call) {
   copyToSelf(session, step, call);
-  if (protocol == ncclFfmProtocolLL) return callStepOfLines<LL, T>(session, step, call);
-  if (protocol == ncclFfmProtocolLL128) return callStepOfLines<LL128, T>(session, step, call);
+  if (protocol == ncclFfmProtocolLL) return runStepOfLines<LL, T>(session, step, call, Identity(), Identity());
+  if (protocol == ncclFfmProtocolLL128) return runStepOfLines<LL128, T>(session, step, call, Identity(), Identity());
   return runStepOfSimple<T>(session, step, call);
 }
 

@@ -71,6 +71,7 @@ NCCLFFM_DEVICE uint64_t loadWord(const ConstSpan &span, uint32_t alignment, uint
   if (left >= 8 && alignment == 8) return loadAs<uint64_t>(address);
   if (left >= 8 && alignment == 4) return loadAs<uint32_t>(address) | uint64_t{loadAs<uint32_t>(address + 4)} << 32;
   uint64_t word = 0;
+  NCCLFFM_NO_UNROLL
   for (uint32_t b = 0; b < 8 && b < left; b += span.elementBytes) {
     word |= loadUpTo8(address + b, span.elementBytes) << 8 * b;
   }
@@ -88,6 +89,7 @@ NCCLFFM_DEVICE void storeWord(const MutableSpan &span, uint32_t alignment, uint6
     storeAs<uint32_t>(address, static_cast<uint32_t>(word));
     storeAs<uint32_t>(address + 4, static_cast<uint32_t>(word >> 32));
   } else {
+    NCCLFFM_NO_UNROLL
     for (uint32_t b = 0; b < 8 && b < left; b += span.elementBytes) {
       storeUpTo8(address + b, span.elementBytes, word >> 8 * b);
     }
@@ -103,17 +105,44 @@ struct Share {
 // Accesses of one thread that are in flight at the same time.
 constexpr int kInFlight = 4;
 
-template <class U>
+// The 16 bytes at an address that is a multiple of kWidth, 16 or 4.
+template <int kWidth>
+NCCLFFM_DEVICE Vec16 loadVec16(const char *address) {
+  if constexpr (kWidth == 16) {
+    return loadAs<Vec16>(address);
+  } else {
+    uint64_t part[4];
+    NCCLFFM_UNROLL
+    for (int k = 0; k < 4; ++k) part[k] = loadAs<uint32_t>(address + 4 * k);
+    return {{part[0] | part[1] << 32, part[2] | part[3] << 32}};
+  }
+}
+
+template <class U, int kWidth>
+NCCLFFM_DEVICE U loadUnitAt(const char *address) {
+  if constexpr (sizeof(U) == sizeof(Vec16)) {
+    return loadVec16<kWidth>(address);
+  } else {
+    return loadAs<U>(address);
+  }
+}
+
+// Copies n units from an address that is a multiple of kWidth.
+template <class U, int kWidth>
 NCCLFFM_DEVICE void copyUnits(Share share, char *to, const char *from, uint64_t n) {
   uint64_t i = share.thread;
+  NCCLFFM_NO_UNROLL
   for (; i + (kInFlight - 1) * share.nThreads < n; i += kInFlight * share.nThreads) {
     U unit[kInFlight];
     NCCLFFM_UNROLL
-    for (int k = 0; k < kInFlight; ++k) unit[k] = loadAs<U>(from + (i + k * share.nThreads) * sizeof(U));
+    for (int k = 0; k < kInFlight; ++k) {
+      unit[k] = loadUnitAt<U, kWidth>(from + (i + k * share.nThreads) * sizeof(U));
+    }
     NCCLFFM_UNROLL
     for (int k = 0; k < kInFlight; ++k) storeAs(to + (i + k * share.nThreads) * sizeof(U), unit[k]);
   }
-  for (; i < n; i += share.nThreads) storeAs(to + i * sizeof(U), loadAs<U>(from + i * sizeof(U)));
+  NCCLFFM_NO_UNROLL
+  for (; i < n; i += share.nThreads) storeAs(to + i * sizeof(U), loadUnitAt<U, kWidth>(from + i * sizeof(U)));
 }
 
 // Bytes from an address to the next multiple of 16, at most all.
@@ -122,27 +151,31 @@ NCCLFFM_DEVICE uint64_t headBytes(const void *address, uint64_t bytes) {
   return head < bytes ? head : bytes;
 }
 
-NCCLFFM_DEVICE void copyElements(Share share, char *to, const char *from, uint64_t bytes, uint32_t elementBytes) {
-  if (elementBytes == 8) return copyUnits<uint64_t>(share, to, from, bytes / 8);
-  if (elementBytes == 4) return copyUnits<uint32_t>(share, to, from, bytes / 4);
-  if (elementBytes == 2) return copyUnits<uint16_t>(share, to, from, bytes / 2);
-  copyUnits<uint8_t>(share, to, from, bytes);
+// What is left at an end, less than a vector.
+NCCLFFM_DEVICE void copyEnd(Share share, char *to, const char *from, uint64_t bytes, uint32_t elementBytes) {
+  NCCLFFM_NO_UNROLL
+  for (uint64_t b = share.thread * elementBytes; b < bytes; b += share.nThreads * elementBytes) {
+    storeUpTo8(to + b, elementBytes, loadUpTo8(from + b, elementBytes));
+  }
 }
 
-// Copies whole elements, a share of them on each thread, in the widest accesses that both addresses allow.
+// Copies whole elements, a share of them on each thread: in stores of 16 bytes, unless the distance between the two
+// addresses is odd for words of 4.
 NCCLFFM_DEVICE_CALL void copyBytes(Share share, char *to, const char *from, uint64_t bytes, uint32_t elementBytes) {
   const uintptr_t between = reinterpret_cast<uintptr_t>(to) ^ reinterpret_cast<uintptr_t>(from);
-  if (between % 16 == 0) {
+  if (between % 4 == 0) {
     const uint64_t head = headBytes(to, bytes), vectors = (bytes - head) / 16, tail = head + vectors * 16;
-    copyUnits<Vec16>(share, to + head, from + head, vectors);
-    copyElements(share, to, from, head, elementBytes);
-    copyElements(share, to + tail, from + tail, bytes - tail, elementBytes);
-  } else if (elementBytes < 4 && between % 4 == 0 && reinterpret_cast<uintptr_t>(to) % 4 == 0) {
-    const uint64_t whole = bytes / 4 * 4;
-    copyUnits<uint32_t>(share, to, from, whole / 4);
-    copyElements(share, to + whole, from + whole, bytes - whole, elementBytes);
+    if (between % 16 == 0) {
+      copyUnits<Vec16, 16>(share, to + head, from + head, vectors);
+    } else {
+      copyUnits<Vec16, 4>(share, to + head, from + head, vectors);
+    }
+    copyEnd(share, to, from, head, elementBytes);
+    copyEnd(share, to + tail, from + tail, bytes - tail, elementBytes);
+  } else if (elementBytes == 2) {
+    copyUnits<uint16_t, 2>(share, to, from, bytes / 2);
   } else {
-    copyElements(share, to, from, bytes, elementBytes);
+    copyUnits<uint8_t, 1>(share, to, from, bytes);
   }
 }
 

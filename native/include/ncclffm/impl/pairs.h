@@ -15,37 +15,40 @@ NCCLFFM_DEVICE uint64_t payloadBytesOf(uint32_t protocol, uint64_t slotBytes) {
 template <class P, class Coop>
 NCCLFFM_DEVICE void putLines(const PairSession<Coop> &session, char *slot, const ConstSpan &span) {
   const uint32_t flag = flagOf(session.site()), groupSize = session.coop().size();
-  const uint32_t units = P::unitsOf(static_cast<uint32_t>((span.bytes + 7) / 8)), alignment = span.alignment();
+  const uint32_t units = P::unitsOf(wordsIn(span)), alignment = span.alignment();
   for (uint32_t u = session.coop().rank(); u < units; u += groupSize) {
     uint64_t words[P::kWords];
-    loadUnit<P, uint64_t>(span, alignment, u, Identity(), words);
+    loadUnit<P, Unreduced>(span, alignment, u, Identity(), words);
     P::put(slot, u, words, flag);
   }
 }
 
-// Gives the peer one slot full; span.bytes is at least 1, and at most payloadBytesOf.
+// Gives the peer one slot full; span.bytes is at most payloadBytesOf.
 template <class Coop>
-NCCLFFM_DEVICE_CALL ncclResult_t sendStep(PairSession<Coop> &session, uint32_t protocol, const ConstSpan &span,
-                                          uint32_t hash) {
+NCCLFFM_DEVICE ncclResult_t sendStep(PairSession<Coop> &session, uint32_t protocol, const ConstSpan &span,
+                                     uint32_t hash) {
   const ncclResult_t result = session.beginStep(hash);
   if (result != ncclSuccess) return result;
   const DevComm &comm = session.comm();
   const Site &site = session.site();
   char *slot = slotOf(comm, Traffic::kPair, static_cast<ncclFfmProtocol>(protocol), session.peer(), site.channel,
                       site.epoch, comm.rank);
-  if (protocol == ncclFfmProtocolLL) {
-    putLines<LL>(session, slot, span);
-  } else if (protocol == ncclFfmProtocolLL128) {
-    putLines<LL128>(session, slot, span);
-  } else {
+  if (protocol == ncclFfmProtocolSimple) {
     copyBytes({session.coop().rank(), session.coop().size()}, slot, span.base, span.bytes, span.elementBytes);
-    session.coop().sync();
-    if (session.coop().rank() == 0) storeReleaseSys(&session.outbox()->pairReady[site.epoch % 2], makeLetter(site));
+    session.tellReady();
+  } else {
+    session.tellBegun();
+    if (protocol == ncclFfmProtocolLL) {
+      putLines<LL>(session, slot, span);
+    } else {
+      putLines<LL128>(session, slot, span);
+    }
   }
   return session.endStep(ncclSuccess);
 }
 
-// What becomes of the data that comes: it goes to `to`; if `own` is not null, reduced with what is there, this first.
+// What becomes of the data that comes: it goes to `to`; if T reduces and `own` is not null, reduced with what is there,
+// this first.
 struct Arrival {
   MutableSpan to;
   const char *own;
@@ -58,64 +61,52 @@ NCCLFFM_DEVICE ncclResult_t getLines(const PairSession<Coop> &session, const cha
   const ConstSpan own = {arrival.own, arrival.to.bytes, arrival.to.elementBytes};
   const uint32_t units = P::unitsOf(wordsIn(arrival.to)), alignment = arrival.to.alignment();
   const uint32_t ownAlignment = own.alignment();
-  const Letter *begun = &session.inbox()->pairBegun[session.site().epoch % 2];
+  const Letter *begun = session.begun();
   auto letterOf = [=](int) { return begun; };
   ncclResult_t result = ncclSuccess;
   for (uint32_t u = session.coop().rank(); u < units && result == ncclSuccess; u += groupSize) {
     uint64_t words[P::kWords];
     result = awaitUnit<P>(session.comm(), session.site(), letterOf, session.peer(), slot, u, words);
     if (result != ncclSuccess) break;
-    if (arrival.own != nullptr) {
-      uint64_t mine[P::kWords];
-      loadUnit<P, uint64_t>(own, ownAlignment, u, Identity(), mine);
-      NCCLFFM_UNROLL
-      for (int w = 0; w < P::kWords; ++w) {
-        WordReducer<T> sum;
-        sum.start(mine[w]);
-        sum.add(words[w], arrival.reduction.op);
-        words[w] = sum.finish(arrival.reduction.lastOp(), arrival.reduction.nRanks);
+    if constexpr (kReduces<T>) {
+      if (arrival.own != nullptr) {
+        uint64_t mine[P::kWords];
+        loadUnit<P, Unreduced>(own, ownAlignment, u, Identity(), mine);
+        NCCLFFM_UNROLL
+        for (int w = 0; w < P::kWords; ++w) {
+          WordReducer<T> sum;
+          sum.start(mine[w]);
+          sum.add(words[w], arrival.reduction.op);
+          words[w] = sum.finish(arrival.reduction.lastOp(), arrival.reduction.nRanks);
+        }
       }
     }
-    storeUnit<P, uint64_t>(arrival.to, alignment, u, Identity(), words);
+    storeUnit<P, Unreduced>(arrival.to, alignment, u, Identity(), words);
   }
   return result;
 }
 
 template <class T, class Coop>
 NCCLFFM_DEVICE ncclResult_t getSimple(const PairSession<Coop> &session, char *slot, const Arrival &arrival) {
-  const DevComm &comm = session.comm();
-  const Site &site = session.site();
   const Share share = {session.coop().rank(), session.coop().size()};
-  ncclResult_t result = ncclSuccess;
-  if (session.coop().rank() == 0) {
-    Letter letter = 0;
-    const Letter *begun = &session.inbox()->pairBegun[site.epoch % 2];
-    const Letter *ready = &session.inbox()->pairReady[site.epoch % 2];
-    auto letterOf = [=](int) { return begun; };
-    result = waitFor(Alone(), comm, site, letterOf, [&] {
-      letter = loadRelaxedSys(ready);
-      return isOf(letter, site.epoch) ? kNobody : session.peer();
-    });
-    letter = loadAcquireSys(ready);
-    if (result == ncclSuccess && holds(Rule::kCompareHash) && letter != makeLetter(site)) {
-      result = fail(comm, site, ncclInvalidUsage, session.peer(), 0);
+  const ncclResult_t result = syncReady(session);
+  if (result != ncclSuccess) return result;
+  const MutableSpan &to = arrival.to;
+  if constexpr (kReduces<T>) {
+    if (arrival.own != nullptr) {
+      reduceSpans<T>(share, {nullptr, 0, const_cast<char *>(arrival.own), slot, 0, 0, 2}, onePlace(to.base), to.bytes,
+                     arrival.reduction);
+      return ncclSuccess;
     }
   }
-  if (session.coop().syncAny(result != ncclSuccess)) return failureOf(comm);
-  const MutableSpan &to = arrival.to;
-  if (arrival.own == nullptr) {
-    copyBytes(share, to.base, slot, to.bytes, to.elementBytes);
-  } else {
-    const Places from = {nullptr, 0, const_cast<char *>(arrival.own), slot, 0, 0, 2};
-    reduceSpans<T>(share, from, onePlace(to.base), to.bytes, arrival.reduction);
-  }
+  copyBytes(share, to.base, slot, to.bytes, to.elementBytes);
   return ncclSuccess;
 }
 
 // Takes one slot full from the peer.
 template <class T, class Coop>
-NCCLFFM_DEVICE_CALL ncclResult_t recvStep(PairSession<Coop> &session, uint32_t protocol, const Arrival &arrival,
-                                          uint32_t hash) {
+NCCLFFM_DEVICE ncclResult_t recvStep(PairSession<Coop> &session, uint32_t protocol, const Arrival &arrival,
+                                     uint32_t hash) {
   ncclResult_t result = session.beginStep(hash);
   if (result != ncclSuccess) return result;
   const DevComm &comm = session.comm();
@@ -132,51 +123,56 @@ NCCLFFM_DEVICE_CALL ncclResult_t recvStep(PairSession<Coop> &session, uint32_t p
   return session.endStep(result);
 }
 
-// Sends one buffer and receives another of the same length, slot by slot in turn, so that ranks which all do so never
-// stand still: `next` and `previous` may be the same rank. nominalBytes, not less than either length, is the same on
-// all ranks.
+// Sends one buffer and receives another, slot by slot in turn, so that ranks which all do so never stand still: `next`
+// and `previous` may be the same rank, and either may be nobody. nominalBytes, not less than either length, is the same
+// on all ranks.
 template <class T, class Coop>
 NCCLFFM_DEVICE ncclResult_t sendRecv(PairSession<Coop> &next, PairSession<Coop> &previous, uint32_t protocol,
                                      const ConstSpan &send, const Arrival &arrival, uint64_t nominalBytes,
                                      uint32_t hash) {
   const uint64_t capacity = payloadBytesOf(protocol, next.comm().slotBytes);
-  ncclResult_t result = ncclSuccess;
-  for (uint64_t done = 0; done < nominalBytes && result == ncclSuccess; done += capacity) {
-    const uint64_t sendLeft = done < send.bytes ? send.bytes - done : 0;
-    const uint64_t recvLeft = done < arrival.to.bytes ? arrival.to.bytes - done : 0;
-    const ConstSpan out = {send.base + done, sendLeft < capacity ? sendLeft : capacity, send.elementBytes};
-    result = sendStep(next, protocol, out, hash);
-    if (result != ncclSuccess) break;
-    const Arrival in = {{arrival.to.base + done, recvLeft < capacity ? recvLeft : capacity, arrival.to.elementBytes},
-                        arrival.own == nullptr ? nullptr : arrival.own + done,
-                        arrival.reduction};
-    result = recvStep<T>(previous, protocol, in, hash);
+  NCCLFFM_NO_UNROLL
+  for (uint64_t done = 0; done < nominalBytes; done += capacity) {
+    if (next.peer() != kNobody) {
+      const uint64_t left = done < send.bytes ? send.bytes - done : 0;
+      const ConstSpan out = {send.base + done, left < capacity ? left : capacity, send.elementBytes};
+      const ncclResult_t result = sendStep(next, protocol, out, hash);
+      if (result != ncclSuccess) return result;
+    }
+    if (previous.peer() != kNobody) {
+      const uint64_t left = done < arrival.to.bytes ? arrival.to.bytes - done : 0;
+      const Arrival in = {{arrival.to.base + done, left < capacity ? left : capacity, arrival.to.elementBytes},
+                          arrival.own == nullptr ? nullptr : arrival.own + done,
+                          arrival.reduction};
+      const ncclResult_t result = recvStep<T>(previous, protocol, in, hash);
+      if (result != ncclSuccess) return result;
+    }
   }
-  return result;
+  return ncclSuccess;
 }
 
-// One phase of a ring collective on the ring of all ranks: n - 1 times, every rank hands a part to the next and gets
-// one from the previous. Reducing, the part that arrives is added to this rank's own (`in`), and after the phase part
-// rank is complete in `out`; a part that was never handed on before comes from `in`. Not reducing, each rank starts
-// with part rank of `out`, and ends with all.
+// A ring collective on the ring of all ranks, in phases of n - 1 turns, in each of which every rank hands a part to the
+// next and gets one from the previous. If T reduces, the part that arrives in the first phase is added to this rank's
+// own (`in`), after which part rank is complete in `out`; a part that was never handed on before comes from `in`. In
+// the last phase, the only one if T does not reduce, each rank starts with part rank of `out`, and ends with all.
 template <class T, class Coop>
-NCCLFFM_DEVICE ncclResult_t ringPhase(PairSession<Coop> &next, PairSession<Coop> &previous, uint32_t protocol,
-                                      bool reduces, const Parts &in, const Parts &out, const CallContext &call) {
-  const int n = next.comm().nRanks, rank = next.comm().rank;
-  ncclResult_t result = ncclSuccess;
-  for (int s = 1; s < n && result == ncclSuccess; ++s) {
-    // Reducing, part p starts at rank p + 1 and ends at rank p; otherwise it starts at rank p.
-    const int shift = reduces ? 0 : 1;
-    const int give = (rank - s + shift + n) % n, get = (give - 1 + n) % n;
-    const Parts &from = reduces && s == 1 ? in : out;
+NCCLFFM_DEVICE ncclResult_t ringPhases(PairSession<Coop> &next, PairSession<Coop> &previous, uint32_t protocol,
+                                       const Parts &in, const Parts &out, const CallContext &call) {
+  const int n = next.comm().nRanks, rank = next.comm().rank, turns = n - 1;
+  NCCLFFM_NO_UNROLL
+  for (int turn = kReduces<T> ? 0 : turns; turn < 2 * turns; ++turn) {
+    const bool adds = turn < turns, finishes = turn == turns - 1;
+    // Part p is added up from rank p + 1 to rank p, and then handed on from rank p.
+    const int given = (adds ? turn + 1 : turn - turns) % n, give = (rank - given + n) % n, get = (give - 1 + n) % n;
+    const Parts &from = kReduces<T> && turn == 0 ? in : out;
     const ConstSpan send = {from.of(give), from.lengthOf(give), call.elementBytes};
-    const bool last = s == n - 1;
     const Arrival arrival = {{out.of(get), out.lengthOf(get), call.elementBytes},
-                             reduces ? in.of(get) : nullptr,
-                             {call.op, call.nRanks, reduces && last}};
-    result = sendRecv<T>(next, previous, protocol, send, arrival, in.bytes, call.hash);
+                             adds ? in.of(get) : nullptr,
+                             {call.op, call.nRanks, finishes}};
+    const ncclResult_t result = sendRecv<T>(next, previous, protocol, send, arrival, in.bytes, call.hash);
+    if (result != ncclSuccess) return result;
   }
-  return result;
+  return ncclSuccess;
 }
 
 }  // namespace ncclffm

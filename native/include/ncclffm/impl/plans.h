@@ -148,8 +148,8 @@ NCCLFFM_DEVICE Problem problemOf(const DevComm &comm, const Call &call, uint32_t
   return call.count == 0 ? Problem::kNone : problemOfBuffers(comm, call, elementBytes);
 }
 
-// Fills in what the call, then the communicator leaves open.
-NCCLFFM_DEVICE void chooseFor(const DevComm &comm, Call &call, uint32_t groupSize) {
+// Fills in what the call, then the communicator leaves open, for so many groups of this size.
+NCCLFFM_DEVICE void chooseFor(const DevComm &comm, Call &call, uint32_t groupSize, int nGroups) {
   uint32_t protocol = call.protocol, algorithm = call.algorithm;
   const bool zeroCopy = isZeroCopy(call);
   if (protocol == ncclFfmProtocolAuto && allowsProtocol(comm.protocol, comm.path, groupSize)) protocol = comm.protocol;
@@ -157,7 +157,7 @@ NCCLFFM_DEVICE void chooseFor(const DevComm &comm, Call &call, uint32_t groupSiz
     algorithm = comm.algorithm;
   }
   const Choice choice = choose(call.function, protocol, algorithm, comm.nRanks,
-                               call.count * elementBytesOf(call.datatype), comm.path, zeroCopy);
+                               call.count * elementBytesOf(call.datatype), nGroups, comm.path, zeroCopy);
   call.protocol = choice.protocol;
   call.algorithm = choice.algorithm;
 }
@@ -272,8 +272,8 @@ NCCLFFM_DEVICE Step stepOf(const DevComm &comm, const Call &call, const ShareBuf
 }
 
 template <class T, class Coop>
-NCCLFFM_DEVICE_CALL ncclResult_t runRing(ChannelSession<Coop> &session, const Call &call, const ShareBuffers &b,
-                                         const CallContext &context) {
+NCCLFFM_DEVICE ncclResult_t runRing(ChannelSession<Coop> &session, const Call &call, const ShareBuffers &b,
+                                    const CallContext &context) {
   const DevComm &comm = session.comm();
   const int n = comm.nRanks, channel = session.site().channel;
   const ncclFfmFunction function = static_cast<ncclFfmFunction>(call.function);
@@ -281,24 +281,28 @@ NCCLFFM_DEVICE_CALL ncclResult_t runRing(ChannelSession<Coop> &session, const Ca
   if (next.result() != ncclSuccess) return next.result();
   PairSession<Coop> previous(session.coop(), comm, channel, (comm.rank + n - 1) % n, Direction::kRecv, function);
   if (previous.result() != ncclSuccess) return previous.result();
-  if (call.function == ncclFfmFunctionAllGather) {
+  // Nobody gets to the end of the ring before all have begun, as it is with an exchange; so a rank that has called
+  // something else is told.
+  session.beginExchange(context.hash);
+  session.tellBegun();
+  if constexpr (kReduces<T>) {
+    const uint64_t shard = shardBytes(b.bytes, n);
+    const Parts in = {b.in, shard, shard, b.bytes}, out = {b.out, shard, shard, b.bytes};
+    return session.endExchange(ringPhases<T>(next, previous, call.protocol, in, out, context));
+  } else {
     const Parts out = {b.out, b.stride, b.bytes, kNoEnd};
     char *own = out.of(comm.rank);
-    if (own != b.in)
+    if (own != b.in) {
       copyBytes({session.coop().rank(), session.coop().size()}, own, b.in, b.bytes, context.elementBytes);
+    }
     session.coop().sync();
-    return ringPhase<T>(next, previous, call.protocol, false, out, out, context);
+    return session.endExchange(ringPhases<T>(next, previous, call.protocol, out, out, context));
   }
-  const uint64_t shard = shardBytes(b.bytes, n);
-  const Parts in = {b.in, shard, shard, b.bytes}, out = {b.out, shard, shard, b.bytes};
-  ncclResult_t result = ringPhase<T>(next, previous, call.protocol, true, in, out, context);
-  if (result == ncclSuccess) result = ringPhase<T>(next, previous, call.protocol, false, out, out, context);
-  return result;
 }
 
 template <class T, class Coop>
-NCCLFFM_DEVICE_CALL ncclResult_t runZeroCopy(ChannelSession<Coop> &session, const Call &call, const BlockShare &share,
-                                             const CallContext &context) {
+NCCLFFM_DEVICE ncclResult_t runZeroCopy(ChannelSession<Coop> &session, const Call &call, const BlockShare &share,
+                                        const CallContext &context) {
   const DevComm &comm = session.comm();
   const int n = comm.nRanks;
   const uint64_t first = share.first * context.elementBytes, bytes = share.count * context.elementBytes;
@@ -307,29 +311,27 @@ NCCLFFM_DEVICE_CALL ncclResult_t runZeroCopy(ChannelSession<Coop> &session, cons
   const Everywhere out = Everywhere{call.recv.peers, call.recv.offset}.plus(first);
   const ncclResult_t result = barrier(session, context.hash);
   if (result != ncclSuccess) return result;
-  const Parts shards = {nullptr, shardBytes(bytes, n), shardBytes(bytes, n), bytes};
-  const uint64_t start = rank * shards.stride;
-  switch (call.function) {
-    case ncclFfmFunctionAllReduce:
-    case ncclFfmFunctionReduce:
+  if constexpr (kReduces<T>) {
+    if (call.function == ncclFfmFunctionReduceScatter) {
+      reduceEverywhere<T>(session, in.plus(rank * stride), out, comm.rank, bytes, context);
+    } else {
+      const Parts shards = {nullptr, shardBytes(bytes, n), shardBytes(bytes, n), bytes};
+      const uint64_t start = rank * shards.stride;
       reduceEverywhere<T>(session, in.plus(start), out.plus(start),
                           call.function == ncclFfmFunctionReduce ? call.root : kEverybody, shards.lengthOf(comm.rank),
                           context);
-      break;
-    case ncclFfmFunctionReduceScatter:
-      reduceEverywhere<T>(session, in.plus(rank * stride), out, comm.rank, bytes, context);
-      break;
-    default:
-      for (int k = 0; k < n; ++k) {
-        const int to = (comm.rank + k) % n;
-        if (call.function == ncclFfmFunctionBroadcast) {
-          if (comm.rank == call.root) storeTo(session, in.at(comm.rank), out, to, bytes, context.elementBytes);
-        } else {
-          const Everywhere from =
-              call.function == ncclFfmFunctionAllToAll ? in.plus(static_cast<uint64_t>(to) * stride) : in;
-          storeTo(session, from.at(comm.rank), out.plus(rank * stride), to, bytes, context.elementBytes);
-        }
+    }
+  } else {
+    for (int k = 0; k < n; ++k) {
+      const int to = comm.rank + k < n ? comm.rank + k : comm.rank + k - n;
+      if (call.function == ncclFfmFunctionBroadcast) {
+        if (comm.rank == call.root) storeTo(session, in.at(comm.rank), out, to, bytes, context.elementBytes);
+      } else {
+        const Everywhere from =
+            call.function == ncclFfmFunctionAllToAll ? in.plus(static_cast<uint64_t>(to) * stride) : in;
+        storeTo(session, from.at(comm.rank), out.plus(rank * stride), to, bytes, context.elementBytes);
       }
+    }
   }
   return barrier(session, context.hash);
 }
@@ -347,43 +349,32 @@ NCCLFFM_DEVICE ShareBuffers buffersOf(const Call &call, const BlockShare &share,
           static_cast<char *>(call.recvbuff) + first, share.count * elementBytes, call.count * elementBytes};
 }
 
+// A checked collective with nothing left open, on a group's share of it. T is the element type of a call that reduces.
 template <class T, class Coop>
-NCCLFFM_DEVICE_CALL ncclResult_t runSteps(ChannelSession<Coop> &session, Call call, BlockShare share,
-                                          CallContext context) {
+NCCLFFM_DEVICE ncclResult_t runShare(ChannelSession<Coop> &session, const Call &call, const BlockShare &share) {
   const DevComm &comm = session.comm();
-  if (call.function == ncclFfmFunctionBarrier) return barrier(session, context.hash);
+  session.setFunction(static_cast<ncclFfmFunction>(call.function));
+  if constexpr (!kReduces<T>) {
+    if (call.function == ncclFfmFunctionBarrier) return barrier(session, hashOf(makeBarrier(), 0));
+  }
+  if (share.count == 0) return ncclSuccess;
+  const CallContext context = {call.op, comm.nRanks, elementBytesOf(call.datatype), hashOf(call, share.count)};
   if (isZeroCopy(call)) return runZeroCopy<T>(session, call, share, context);
   const ShareBuffers buffers = buffersOf(call, share, context.elementBytes);
   if (call.algorithm == ncclFfmAlgorithmRing && comm.nRanks > 1) return runRing<T>(session, call, buffers, context);
+  // What is all about latency has code of its own, in which the step is known.
+  if constexpr (kReduces<T>) {
+    if (call.function == ncclFfmFunctionAllReduce && call.algorithm == ncclFfmAlgorithmOneShot &&
+        call.protocol == ncclFfmProtocolLL) {
+      return runStepOfLines<LL, T>(session, stepOf(comm, call, buffers, 0), context, Identity(), Identity());
+    }
+  }
+  NCCLFFM_NO_UNROLL
   for (int i = 0; i < stepsOf(call); ++i) {
     const ncclResult_t result = runStep<T>(session, call.protocol, stepOf(comm, call, buffers, i), context);
     if (result != ncclSuccess) return result;
   }
   return ncclSuccess;
-}
-
-// A checked collective with nothing left open, on a group's share of it. T is the element type; where the call does not
-// reduce, uint64_t does for all.
-//
-// The all-reduce that is all about latency is inlined; all else is a call that takes copies, so that what is here may
-// stay in registers.
-template <class T, class Coop>
-NCCLFFM_DEVICE ncclResult_t runShare(ChannelSession<Coop> &session, const Call &call, const BlockShare &share) {
-  const DevComm &comm = session.comm();
-  const bool isBarrier = call.function == ncclFfmFunctionBarrier;
-  const CallContext context = {call.op, comm.nRanks, elementBytesOf(call.datatype),
-                               isBarrier ? hashOf(makeBarrier(), 0) : hashOf(call, share.count)};
-  if (share.count == 0 && call.function != ncclFfmFunctionBarrier) return ncclSuccess;
-  session.setFunction(static_cast<ncclFfmFunction>(call.function));
-  if (call.function == ncclFfmFunctionAllReduce && call.algorithm == ncclFfmAlgorithmOneShot &&
-      call.protocol == ncclFfmProtocolLL) {
-    return runStepOfLines<LL, T>(session, stepOf(comm, call, buffersOf(call, share, context.elementBytes), 0), context,
-                                 Identity(), Identity());
-  }
-  ChannelSession<Coop> lent = session.lend();
-  const ncclResult_t result = runSteps<T>(lent, call, share, context);
-  session.takeBack(lent);
-  return result;
 }
 
 // A checked send, receive or both with nothing left open, on a group's share of it.
@@ -393,7 +384,6 @@ NCCLFFM_DEVICE_CALL ncclResult_t runPairShare(Coop coop, const DevComm &comm, co
   if (share.count == 0) return ncclSuccess;
   const uint32_t elementBytes = elementBytesOf(call.datatype);
   const uint64_t first = share.first * elementBytes, bytes = share.count * elementBytes;
-  const uint64_t capacity = payloadBytesOf(call.protocol, comm.slotBytes);
   const ncclFfmFunction function = static_cast<ncclFfmFunction>(call.function);
   Call neutral = call;  // the two ends of a pair have the same hash
   neutral.function = ncclFfmFunctionSendRecv;
@@ -401,24 +391,13 @@ NCCLFFM_DEVICE_CALL ncclResult_t runPairShare(Coop coop, const DevComm &comm, co
   const uint32_t hash = hashOf(neutral, share.count);
   const ConstSpan out = {static_cast<const char *>(call.sendbuff) + first, bytes, elementBytes};
   const Arrival in = {{static_cast<char *>(call.recvbuff) + first, bytes, elementBytes}, nullptr, {}};
-  if (call.function == ncclFfmFunctionSendRecv) {
-    PairSession<Coop> next(coop, comm, channel, call.root, Direction::kSend, function);
-    if (next.result() != ncclSuccess) return next.result();
-    PairSession<Coop> previous(coop, comm, channel, call.source, Direction::kRecv, function);
-    if (previous.result() != ncclSuccess) return previous.result();
-    return sendRecv<uint64_t>(next, previous, call.protocol, out, in, bytes, hash);
-  }
-  const bool sends = call.function == ncclFfmFunctionSend;
-  PairSession<Coop> session(coop, comm, channel, sends ? call.root : call.source,
-                            sends ? Direction::kSend : Direction::kRecv, function);
-  ncclResult_t result = session.result();
-  for (uint64_t done = 0; done < bytes && result == ncclSuccess; done += capacity) {
-    const uint64_t n = bytes - done < capacity ? bytes - done : capacity;
-    result = sends ? sendStep(session, call.protocol, ConstSpan{out.base + done, n, elementBytes}, hash)
-                   : recvStep<uint64_t>(session, call.protocol,
-                                        Arrival{{in.to.base + done, n, elementBytes}, nullptr, {}}, hash);
-  }
-  return result;
+  const int to = call.function == ncclFfmFunctionRecv ? kNobody : call.root;
+  const int from = call.function == ncclFfmFunctionSend ? kNobody : call.source;
+  PairSession<Coop> next(coop, comm, channel, to, Direction::kSend, function);
+  if (next.result() != ncclSuccess) return next.result();
+  PairSession<Coop> previous(coop, comm, channel, from, Direction::kRecv, function);
+  if (previous.result() != ncclSuccess) return previous.result();
+  return sendRecv<Unreduced>(next, previous, call.protocol, out, in, bytes, hash);
 }
 
 }  // namespace ncclffm

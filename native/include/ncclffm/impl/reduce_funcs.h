@@ -135,6 +135,11 @@ NCCLFFM_DEVICE uint64_t mapWord(uint64_t word, F f) {
   return bitCast<uint64_t>(elements);
 }
 
+template <class T>
+NCCLFFM_DEVICE uint64_t mapWord(uint64_t word, Identity) {
+  return word;
+}
+
 }  // namespace ncclffm
 
 #endif  // NCCLFFM_IMPL_REDUCE_FUNCS_H_

@@ -39,68 +39,131 @@ NCCLFFM_DEVICE Places onePlace(char *address) {
   return {nullptr, 0, address, nullptr, 0, 0, 1};
 }
 
-// Some vectors, one every stride. kFixed: the number of sources at compile time, so that their addresses stay in
-// registers; 0: known at run time only.
-template <class T, int kFixed, int kAtOnce>
-NCCLFFM_DEVICE void reduceAt(const Places &from, const Places &to, uint64_t offset, uint64_t i, uint64_t stride,
-                             const Reduction &reduction) {
-  const int nSources = kFixed != 0 ? kFixed : from.n;
+// Where the vectors of up to kFixed buffers lie, in registers: what a loop reads again and again must not be looked up.
+template <int kFixed>
+struct Addresses {
+  char *of[kFixed];
+
+  NCCLFFM_DEVICE Addresses(const Places &places, uint64_t offset) {
+    NCCLFFM_UNROLL
+    for (int k = 0; k < kFixed; ++k) of[k] = k < places.n ? places(k) + offset : nullptr;
+  }
+  NCCLFFM_DEVICE char *operator()(int k) const { return of[k]; }
+};
+
+// Of any number of buffers.
+template <>
+struct Addresses<0> {
+  const Places &places;
+  uint64_t offset;
+
+  NCCLFFM_DEVICE Addresses(const Places &p, uint64_t o) : places(p), offset(o) {}
+  NCCLFFM_DEVICE char *operator()(int k) const { return places(k) + offset; }
+};
+
+// Some vectors of a thread, one every stride, reduced.
+template <class T, int kAtOnce>
+struct VectorSums {
   WordReducer<T> sum[kAtOnce][2];
-  NCCLFFM_UNROLL
-  for (int s = 0; s < nSources; ++s) {
-    const char *source = from(s) + offset;
+
+  template <int kWidth>
+  NCCLFFM_DEVICE void add(const char *source, uint64_t i, uint64_t stride, bool isFirst, int op) {
     Vec16 vec[kAtOnce];
     NCCLFFM_UNROLL
-    for (int k = 0; k < kAtOnce; ++k) vec[k] = loadAs<Vec16>(source + (i + k * stride) * sizeof(Vec16));
+    for (int k = 0; k < kAtOnce; ++k) vec[k] = loadVec16<kWidth>(source + (i + k * stride) * sizeof(Vec16));
     NCCLFFM_UNROLL
     for (int k = 0; k < kAtOnce; ++k) {
       NCCLFFM_UNROLL
       for (int w = 0; w < 2; ++w) {
-        if (s == 0) {
+        if (isFirst) {
           sum[k][w].start(vec[k].word[w]);
         } else {
-          sum[k][w].add(vec[k].word[w], reduction.op);
+          sum[k][w].add(vec[k].word[w], op);
         }
       }
     }
   }
+
+  NCCLFFM_DEVICE void finish(Vec16 (&result)[kAtOnce], int lastOp, int nRanks) {
+    NCCLFFM_UNROLL
+    for (int k = 0; k < kAtOnce; ++k) {
+      result[k] = {{sum[k][0].finish(lastOp, nRanks), sum[k][1].finish(lastOp, nRanks)}};
+    }
+  }
+};
+
+template <int kAtOnce>
+NCCLFFM_DEVICE void storeVectors(char *target, uint64_t i, uint64_t stride, const Vec16 (&result)[kAtOnce]) {
   NCCLFFM_UNROLL
-  for (int k = 0; k < kAtOnce; ++k) {
-    const Vec16 result = {{sum[k][0].finish(reduction.lastOp(), reduction.nRanks),
-                           sum[k][1].finish(reduction.lastOp(), reduction.nRanks)}};
-    for (int t = 0; t < to.n; ++t) storeAs(to(t) + offset + (i + k * stride) * sizeof(Vec16), result);
+  for (int k = 0; k < kAtOnce; ++k) storeAs(target + (i + k * stride) * sizeof(Vec16), result[k]);
+}
+
+// kFixed: the number of sources, at least that of targets; 0: known at run time only. kWidth: of loads.
+template <class T, int kFixed, int kWidth, int kAtOnce>
+NCCLFFM_DEVICE void reduceAt(const Addresses<kFixed> &from, int nFrom, const Addresses<kFixed> &to, int nTo, uint64_t i,
+                             uint64_t stride, const Reduction &reduction) {
+  VectorSums<T, kAtOnce> sums;
+  Vec16 result[kAtOnce];
+  if constexpr (kFixed != 0) {
+    NCCLFFM_UNROLL
+    for (int s = 0; s < kFixed; ++s) sums.template add<kWidth>(from(s), i, stride, s == 0, ncclSum);
+    sums.finish(result, reduction.lastOp(), kFixed);
+    NCCLFFM_UNROLL
+    for (int t = 0; t < kFixed; ++t) {
+      if (t < nTo) storeVectors(to(t), i, stride, result);
+    }
+  } else {
+    sums.template add<kWidth>(from(0), i, stride, true, reduction.op);
+    NCCLFFM_NO_UNROLL
+    for (int s = 1; s < nFrom; ++s) sums.template add<kWidth>(from(s), i, stride, false, reduction.op);
+    sums.finish(result, reduction.lastOp(), reduction.nRanks);
+    NCCLFFM_NO_UNROLL
+    for (int t = 0; t < nTo; ++t) storeVectors(to(t), i, stride, result);
   }
 }
 
-template <class T, int kFixed>
+// kFixed is 0 unless the operation is a sum, or the average of as many.
+template <class T, int kFixed, int kWidth>
 NCCLFFM_DEVICE void reduceVectors(Share share, const Places &from, const Places &to, uint64_t offset, uint64_t vectors,
                                   const Reduction &reduction) {
+  const Addresses<kFixed> sources(from, offset), targets(to, offset);
   uint64_t i = share.thread;
+  NCCLFFM_NO_UNROLL
   for (; i + (kInFlight - 1) * share.nThreads < vectors; i += kInFlight * share.nThreads) {
-    reduceAt<T, kFixed, kInFlight>(from, to, offset, i, share.nThreads, reduction);
+    reduceAt<T, kFixed, kWidth, kInFlight>(sources, from.n, targets, to.n, i, share.nThreads, reduction);
   }
-  for (; i < vectors; i += share.nThreads) reduceAt<T, kFixed, 1>(from, to, offset, i, 0, reduction);
+  NCCLFFM_NO_UNROLL
+  for (; i < vectors; i += share.nThreads) {
+    reduceAt<T, kFixed, kWidth, 1>(sources, from.n, targets, to.n, i, 0, reduction);
+  }
 }
 
-// The words of `bytes` bytes, at any alignment.
+// The words of what is left of buffers without their bytes [skipped, skipped + skippedBytes), at any alignment.
 template <class T>
-NCCLFFM_DEVICE void reduceWords(Share share, const Places &from, const Places &to, uint64_t offset, uint64_t bytes,
-                                const Reduction &reduction) {
-  for (uint64_t i = share.thread; i < (bytes + 7) / 8; i += share.nThreads) {
-    WordReducer<T> sum;
-    for (int s = 0; s < from.n; ++s) {
-      const ConstSpan source = {from(s) + offset, bytes, sizeof(T)};
-      const uint64_t word = loadWord(source, source.alignment(), i);
-      if (s == 0) {
-        sum.start(word);
-      } else {
-        sum.add(word, reduction.op);
+NCCLFFM_DEVICE void reduceWords(Share share, const Places &from, const Places &to, uint64_t skipped,
+                                uint64_t skippedBytes, uint64_t bytes, const Reduction &reduction) {
+  NCCLFFM_NO_UNROLL
+  for (int part = 0; part < 2; ++part) {
+    const uint64_t start = part == 0 ? 0 : skipped + skippedBytes, length = part == 0 ? skipped : bytes - start;
+    NCCLFFM_NO_UNROLL
+    for (uint64_t i = share.thread; i < (length + 7) / 8; i += share.nThreads) {
+      WordReducer<T> sum;
+      NCCLFFM_NO_UNROLL
+      for (int s = 0; s < from.n; ++s) {
+        const ConstSpan source = {from(s) + start, length, sizeof(T)};
+        const uint64_t word = loadWord(source, source.alignment(), i);
+        if (s == 0) {
+          sum.start(word);
+        } else {
+          sum.add(word, reduction.op);
+        }
       }
-    }
-    const uint64_t result = sum.finish(reduction.lastOp(), reduction.nRanks);
-    for (int t = 0; t < to.n; ++t) {
-      const MutableSpan target = {to(t) + offset, bytes, sizeof(T)};
-      storeWord(target, target.alignment(), i, result);
+      const uint64_t result = sum.finish(reduction.lastOp(), reduction.nRanks);
+      NCCLFFM_NO_UNROLL
+      for (int t = 0; t < to.n; ++t) {
+        const MutableSpan target = {to(t) + start, length, sizeof(T)};
+        storeWord(target, target.alignment(), i, result);
+      }
     }
   }
 }
@@ -108,29 +171,34 @@ NCCLFFM_DEVICE void reduceWords(Share share, const Places &from, const Places &t
 // Reduces buffers of equal length, in their order, and stores the result to all places `to`, which may be among them. A
 // share on each thread.
 template <class T>
-NCCLFFM_DEVICE_CALL void reduceSpans(Share share, Places from, Places to, uint64_t bytes, Reduction reduction) {
-  if (bytes == 0) return;
-  const uintptr_t first = reinterpret_cast<uintptr_t>(from(0));
-  uintptr_t different = 0;
-  for (int s = 1; s < from.n; ++s) different |= reinterpret_cast<uintptr_t>(from(s)) ^ first;
-  for (int t = 0; t < to.n; ++t) different |= reinterpret_cast<uintptr_t>(to(t)) ^ first;
-  uint64_t head = 0, tail = 0;
-  if (different % 16 == 0) {
-    head = headBytes(from(0), bytes);
-    const uint64_t vectors = (bytes - head) / 16;
-    tail = head + vectors * 16;
-    if (from.n == 2) {
-      reduceVectors<T, 2>(share, from, to, head, vectors, reduction);
-    } else if (from.n == 4) {
-      reduceVectors<T, 4>(share, from, to, head, vectors, reduction);
-    } else if (from.n == 8) {
-      reduceVectors<T, 8>(share, from, to, head, vectors, reduction);
+NCCLFFM_DEVICE void reduceSpans(Share share, const Places &from, const Places &to, uint64_t bytes,
+                                const Reduction &reduction) {
+  // Stores are whole vectors where all targets allow it; loads are as wide as all sources allow.
+  const uintptr_t first = reinterpret_cast<uintptr_t>(to(0));
+  uintptr_t targets = 0, sources = 0;
+  NCCLFFM_NO_UNROLL
+  for (int t = 1; t < to.n; ++t) targets |= reinterpret_cast<uintptr_t>(to(t)) ^ first;
+  NCCLFFM_NO_UNROLL
+  for (int s = 0; s < from.n; ++s) sources |= reinterpret_cast<uintptr_t>(from(s)) ^ first;
+  uint64_t head = 0, vectors = 0;
+  if (targets % 16 == 0 && sources % 4 == 0) {
+    head = headBytes(to(0), bytes);
+    vectors = (bytes - head) / 16;
+    const bool averages = reduction.lastOp() == ncclAvg;
+    const bool sums = reduction.op == ncclSum || (reduction.op == ncclAvg && (!averages || reduction.nRanks == from.n));
+    if (sources % 16 != 0) {
+      reduceVectors<T, 0, 4>(share, from, to, head, vectors, reduction);
+    } else if (sums && from.n == 2) {
+      reduceVectors<T, 2, 16>(share, from, to, head, vectors, reduction);
+    } else if (sums && from.n == 4) {
+      reduceVectors<T, 4, 16>(share, from, to, head, vectors, reduction);
+    } else if (sums && from.n == 8) {
+      reduceVectors<T, 8, 16>(share, from, to, head, vectors, reduction);
     } else {
-      reduceVectors<T, 0>(share, from, to, head, vectors, reduction);
+      reduceVectors<T, 0, 16>(share, from, to, head, vectors, reduction);
     }
   }
-  reduceWords<T>(share, from, to, 0, head, reduction);
-  reduceWords<T>(share, from, to, tail, bytes - tail, reduction);
+  reduceWords<T>(share, from, to, head, vectors * 16, bytes, reduction);
 }
 
 }  // namespace ncclffm

@@ -11,8 +11,8 @@ namespace ncclffm {
 template <class Coop>
 NCCLFFM_DEVICE ncclResult_t barrier(ChannelSession<Coop> &session, uint32_t hash) {
   session.beginExchange(hash);
-  session.tellBegun();
-  return session.endExchange(tellAndWaitReady(session));
+  session.tellReady();
+  return session.endExchange(session.awaitReady());
 }
 
 // A place in the windows of all ranks.
