@@ -8,7 +8,7 @@ set -euo pipefail
 bundle=$1 tests=$2
 scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # MB (10^6 bytes) that the unpacked bundle may take.
-limit=60
+limit=80
 
 cp "$tests" "$bundle/lib/"
 install -m 755 "$scripts/gpu-bundle-run.sh" "$bundle/run.sh"
