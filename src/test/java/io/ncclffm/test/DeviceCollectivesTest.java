@@ -8,22 +8,17 @@ import io.ncclffm.core.DeviceBuffer;
 import io.ncclffm.core.LocalWorld;
 import io.ncclffm.core.ReduceOp;
 import io.ncclffm.device.DeviceCommunicator;
-import io.ncclffm.device.DeviceCommunicatorConfig;
 import io.ncclffm.device.DeviceFunction;
 import io.ncclffm.device.LaunchChoice;
 import io.ncclffm.lsa.LsaProtocol;
 import io.ncclffm.lsa.LsaWindow;
 import java.lang.foreign.MemorySegment;
 import java.nio.ByteBuffer;
-import java.util.ArrayList;
 import java.util.Arrays;
-import java.util.Collections;
 import java.util.List;
 import java.util.Queue;
-import java.util.Random;
 import java.util.concurrent.ConcurrentLinkedQueue;
 import java.util.stream.IntStream;
-import org.jspecify.annotations.Nullable;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.TestInstance;
 import org.junit.jupiter.params.AfterParameterizedClassInvocation;
@@ -47,34 +42,9 @@ import org.junit.jupiter.params.provider.MethodSource;
 @MethodSource("sizes")
 @TestInstance(TestInstance.Lifecycle.PER_CLASS)
 class DeviceCollectivesTest {
-  private static final long SEED = 0x5eed_2026L;
-
   private static final boolean FULL = !TestRanks.onCpu() || Boolean.getBoolean("ncclffm.test.full");
 
   private static final int[] LARGE_COUNTS = {4099, (1 << 20) + 3, (1 << 24) + 5};
-
-  /** Small slots: calls of some hundred elements go through them many times. */
-  private static final DeviceCommunicatorConfig CONFIG =
-      DeviceCommunicatorConfig.builder().channels(4).slotBytes(1024).build();
-
-  private static final List<ReduceOp> OPS =
-      List.of(ReduceOp.SUM, ReduceOp.PROD, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.AVG);
-
-  private static final List<DeviceFunction> FUNCTIONS =
-      List.of(
-          DeviceFunction.ALL_REDUCE,
-          DeviceFunction.REDUCE_SCATTER,
-          DeviceFunction.ALL_GATHER,
-          DeviceFunction.BROADCAST,
-          DeviceFunction.REDUCE,
-          DeviceFunction.ALL_TO_ALL,
-          DeviceFunction.HIERARCHICAL_ALL_REDUCE,
-          DeviceFunction.SEND_RECV);
-
-  /** Elements of a rank's inputs; the largest part is an eighth. */
-  private static final int INPUTS = 8 * 450;
-
-  private static final byte UNTOUCHED = (byte) 0xa5;
 
   @Parameter int ranks;
 
@@ -91,7 +61,8 @@ class DeviceCollectivesTest {
     TestRanks.assumeShim();
     world = TestRanks.open(ranks);
     comms = new DeviceCommunicator[ranks];
-    world.run(r -> comms[r.rank()] = DeviceCommunicator.create(r.communicator(), CONFIG));
+    world.run(
+        r -> comms[r.rank()] = DeviceCommunicator.create(r.communicator(), DeviceCases.CONFIG));
   }
 
   @AfterParameterizedClassInvocation
@@ -108,195 +79,45 @@ class DeviceCollectivesTest {
   private void assertNoFailures() {
     List<String> all = List.copyOf(failures);
     failures.clear();
-    assertEquals(List.of(), all.subList(0, Math.min(5, all.size())), "seed " + SEED);
-  }
-
-  private static List<DataType> types() {
-    return Arrays.stream(DataType.values()).filter(type -> !Elements.isFloat8(type)).toList();
-  }
-
-  /** All calls for an operation; those that do not reduce only once. */
-  private List<DeviceCase> casesFor(ReduceOp op, boolean onWindows, Random random) {
-    boolean withLl128 = DeviceCase.carriesLl128(comms[0]);
-    List<DeviceCase> cases = new ArrayList<>();
-    for (DeviceFunction function : FUNCTIONS) {
-      if (function == DeviceFunction.SEND_RECV && ranks == 1
-          || !DeviceCase.reduces(function) && op != ReduceOp.SUM
-          || DeviceCase.algorithms(function, onWindows).isEmpty()) {
-        continue;
-      }
-      for (LaunchChoice choice : DeviceCase.choices(function, onWindows, withLl128)) {
-        for (boolean inPlace : new boolean[] {false, true}) {
-          if (inPlace && !DeviceCase.hasInPlaceForm(function)) {
-            continue;
-          }
-          for (int root : rootsFor(function, random)) {
-            int count = randomCount(random);
-            int sendCount = count * DeviceCase.sendParts(function, ranks);
-            int sendAt = random.nextInt(INPUTS - sendCount + 1);
-            LaunchChoice some = choice.withBlocks(random.nextInt(3));
-            cases.add(
-                new DeviceCase(function, some, op, root, inPlace, onWindows, count, sendAt, 0));
-          }
-        }
-      }
-    }
-    Collections.shuffle(cases, random);
-    // Each result in a place of its own, at any offset.
-    long next = 0;
-    for (int i = 0; i < cases.size(); i++) {
-      DeviceCase c = cases.get(i);
-      next += 1 + random.nextInt(16);
-      cases.set(
-          i,
-          new DeviceCase(
-              c.function(),
-              c.choice(),
-              c.op(),
-              c.root(),
-              c.inPlace(),
-              onWindows,
-              c.count(),
-              c.sendAt(),
-              next));
-      next += c.regionCount(ranks);
-    }
-    return cases;
-  }
-
-  private int[] rootsFor(DeviceFunction function, Random random) {
-    switch (function) {
-      case HIERARCHICAL_ALL_REDUCE:
-        return IntStream.rangeClosed(1, ranks).filter(g -> ranks % g == 0).toArray();
-      case SEND_RECV:
-        return new int[] {1 + random.nextInt(ranks - 1)};
-      default:
-        return new int[] {random.nextInt(ranks)};
-    }
-  }
-
-  private static int randomCount(Random random) {
-    switch (random.nextInt(6)) {
-      case 0:
-        return random.nextInt(2);
-      case 1:
-        return 2 + random.nextInt(8);
-      case 2:
-        return 16 * (1 + random.nextInt(20));
-      default:
-        return 1 + random.nextInt(INPUTS / 8);
-    }
-  }
-
-  /** A rank's memory before the calls: the inputs of those in place, and a pattern around. */
-  private byte[] image(List<DeviceCase> cases, Inputs inputs, int rank, int bytes) {
-    DeviceCase last = cases.get(cases.size() - 1);
-    byte[] image = new byte[Math.toIntExact(last.recvAt() + last.regionCount(ranks) + 16) * bytes];
-    Arrays.fill(image, UNTOUCHED);
-    for (DeviceCase c : cases) {
-      if (c.inPlace()) {
-        int elements = c.count() * DeviceCase.sendParts(c.function(), ranks);
-        int at = Math.toIntExact(c.inPlaceInputAt(rank)) * bytes;
-        System.arraycopy(inputs.bytes(rank), c.sendAt() * bytes, image, at, elements * bytes);
-      }
-    }
-    return image;
-  }
-
-  private void check(
-      List<DeviceCase> cases,
-      Inputs inputs,
-      DataType type,
-      int rank,
-      byte[] before,
-      byte[] after,
-      byte[][] shared) {
-    int bytes = type.bytes();
-    ByteBuffer view = Elements.view(after);
-    byte[] around = after.clone();
-    for (DeviceCase c : cases) {
-      String what = c + " of " + type + ", rank " + rank + " of " + ranks + ": ";
-      if (c.receives(rank)) {
-        @Nullable String wrong =
-            c.mismatch(inputs, rank, ranks, view, Math.toIntExact(c.resultAt(rank)));
-        if (wrong != null) {
-          failures.add(what + wrong);
-        }
-      }
-      // What is left of an input in place is nobody's business.
-      if (c.inPlace() || c.receives(rank)) {
-        int from = Math.toIntExact(c.recvAt()) * bytes;
-        int to = from + Math.toIntExact(c.regionCount(ranks)) * bytes;
-        System.arraycopy(before, from, around, from, to - from);
-      }
-      if (c.function() == DeviceFunction.ALL_REDUCE
-          || c.function() == DeviceFunction.HIERARCHICAL_ALL_REDUCE) {
-        int from = Math.toIntExact(c.recvAt()) * bytes;
-        int to = from + c.count() * bytes;
-        synchronized (shared) {
-          if (shared[0] == null) {
-            shared[0] = after.clone();
-          }
-          if (!Arrays.equals(shared[0], from, to, after, from, to)) {
-            failures.add(what + "is not bit-identical on all ranks");
-          }
-        }
-      }
-    }
-    int other = Arrays.mismatch(before, around);
-    if (other >= 0) {
-      failures.add(
-          type
-              + ", rank "
-              + rank
-              + ": byte "
-              + other % bytes
-              + " of element "
-              + other / bytes
-              + ", beside all results, was changed; the next result is of "
-              + cases.stream().filter(c -> c.recvAt() * bytes > other).findFirst());
-    }
+    assertEquals(List.of(), all.subList(0, Math.min(5, all.size())), "seed " + DeviceCases.SEED);
   }
 
   @Test
   void everyCallInBuffersMatchesTheReference() {
-    for (DataType type : types()) {
-      for (ReduceOp op : OPS) {
-        Random random = new Random(SEED + type.ordinal() * 31L + op.ncclValue() + ranks * 1000L);
-        Inputs inputs = new Inputs(type, op, ranks, INPUTS, SEED + random.nextInt(1000));
-        List<DeviceCase> cases = casesFor(op, false, random);
-        runInBuffers(cases, inputs, type);
+    boolean withLl128 = DeviceCase.carriesLl128(comms[0]);
+    for (DataType type : DeviceCases.types()) {
+      for (ReduceOp op : DeviceCases.OPS) {
+        runInBuffers(DeviceCases.make(type, op, ranks, false, withLl128), type);
         assertNoFailures();
       }
     }
   }
 
-  private void runInBuffers(List<DeviceCase> cases, Inputs inputs, DataType type) {
+  private void runInBuffers(DeviceCases cases, DataType type) {
     byte[][] images = new byte[ranks][];
     for (int r = 0; r < ranks; r++) {
-      images[r] = image(cases, inputs, r, type.bytes());
+      images[r] = cases.image(r);
     }
-    byte[][] shared = new byte[1][];
     long elements = images[0].length / type.bytes();
-    long sendElements = inputs.bytes(0).length / type.bytes() + 8L;
+    long sendElements = cases.inputs(0).length / type.bytes() + 8L;
     try (RankBuffers send = RankBuffers.allocate(world, type, sendElements);
         RankBuffers recv = RankBuffers.allocate(world, type, elements)) {
       world.run(
           rank -> {
             int r = rank.rank();
             int inputsAt = r * 3 % 8; // each rank's data is aligned differently
-            send.of(r).copyFrom(segment(inputs.bytes(r)), inputsAt, rank.stream());
+            send.of(r).copyFrom(segment(cases.inputs(r)), inputsAt, rank.stream());
             recv.of(r).copyFrom(segment(images[r]), rank.stream());
-            for (DeviceCase c : cases) {
+            for (DeviceCase c : cases.all()) {
               c.enqueue(comms[r], send.of(r), inputsAt, recv.of(r), rank.stream());
             }
             byte[] after = new byte[images[r].length];
             recv.of(r).copyTo(segment(after), rank.stream());
             rank.stream().synchronize();
-            check(cases, inputs, type, r, images[r], after, shared);
-            byte[] sent = new byte[inputs.bytes(r).length];
+            failures.addAll(cases.check(r, images[r], after));
+            byte[] sent = new byte[cases.inputs(r).length];
             send.of(r).copyTo(segment(sent), inputsAt, rank.stream());
-            if (!Arrays.equals(sent, inputs.bytes(r))) {
+            if (!Arrays.equals(sent, cases.inputs(r))) {
               failures.add(type + ", rank " + r + ": a send buffer was changed");
             }
           });
@@ -305,35 +126,32 @@ class DeviceCollectivesTest {
 
   @Test
   void everyCallInWindowsMatchesTheReference() {
-    long most = 4 << 20;
+    boolean withLl128 = DeviceCase.carriesLl128(comms[0]);
     LsaWindow[] send = new LsaWindow[ranks];
     LsaWindow[] recv = new LsaWindow[ranks];
     world.run(
         rank -> {
-          send[rank.rank()] = LsaWindow.create(rank.communicator(), INPUTS * 8L + 64);
-          recv[rank.rank()] = LsaWindow.create(rank.communicator(), most);
+          send[rank.rank()] = LsaWindow.create(rank.communicator(), DeviceCases.SEND_BYTES);
+          recv[rank.rank()] = LsaWindow.create(rank.communicator(), DeviceCases.RESULT_BYTES);
         });
-    for (DataType type : types()) {
-      for (ReduceOp op : OPS) {
-        Random random = new Random(SEED + type.ordinal() * 37L + op.ncclValue() + ranks * 1000L);
-        Inputs inputs = new Inputs(type, op, ranks, INPUTS, SEED + random.nextInt(1000));
-        List<DeviceCase> cases = casesFor(op, true, random);
-        byte[][] shared = new byte[1][];
+    for (DataType type : DeviceCases.types()) {
+      for (ReduceOp op : DeviceCases.OPS) {
+        DeviceCases cases = DeviceCases.make(type, op, ranks, true, withLl128);
         world.run(
             rank -> {
               int r = rank.rank();
-              byte[] image = image(cases, inputs, r, type.bytes());
+              byte[] image = cases.image(r);
               DeviceBuffer to = recv[r].local();
-              send[r].local().copyFrom(segment(inputs.bytes(r)), rank.stream());
+              send[r].local().copyFrom(segment(cases.inputs(r)), rank.stream());
               to.copyFrom(segment(image), rank.stream());
               comms[r].barrier(rank.stream()); // peers store where the image went
-              for (DeviceCase c : cases) {
+              for (DeviceCase c : cases.all()) {
                 c.enqueue(comms[r], type, send[r], recv[r], rank.stream());
               }
               byte[] after = new byte[image.length];
               to.copyTo(segment(after), rank.stream());
               rank.stream().synchronize();
-              check(cases, inputs, type, r, image, after, shared);
+              failures.addAll(cases.check(r, image, after));
               comms[r].barrier(rank.stream());
             });
         assertNoFailures();
@@ -357,7 +175,7 @@ class DeviceCollectivesTest {
     boolean withLl128 = DeviceCase.carriesLl128(comms[0]);
     try (RankBuffers x = RankBuffers.allocate(world, type, count);
         RankBuffers y = RankBuffers.allocate(world, type, count)) {
-      for (ReduceOp op : OPS) {
+      for (ReduceOp op : DeviceCases.OPS) {
         for (LaunchChoice choice :
             DeviceCase.choices(DeviceFunction.ALL_REDUCE, false, withLl128)) {
           world.run(
@@ -499,8 +317,9 @@ class DeviceCollectivesTest {
     world.run(r -> comms[r.rank()] = DeviceCommunicator.create(r.communicator()));
     try {
       for (int count : LARGE_COUNTS) {
-        Inputs inputs = new Inputs(DataType.FLOAT32, ReduceOp.SUM, ranks, count + 1, SEED + count);
-        for (DeviceFunction function : FUNCTIONS) {
+        Inputs inputs =
+            new Inputs(DataType.FLOAT32, ReduceOp.SUM, ranks, count + 1, DeviceCases.SEED + count);
+        for (DeviceFunction function : DeviceCases.FUNCTIONS) {
           boolean isLarge = count == LARGE_COUNTS[2];
           if (function == DeviceFunction.SEND_RECV && ranks == 1) {
             continue;
@@ -518,11 +337,10 @@ class DeviceCollectivesTest {
                 function == DeviceFunction.HIERARCHICAL_ALL_REDUCE
                     ? Math.max(1, ranks / 2)
                     : ranks > 1 ? 1 : 0;
+            DeviceCase only =
+                new DeviceCase(function, choice, ReduceOp.SUM, root, false, false, each, 1, 3);
             runInBuffers(
-                List.of(
-                    new DeviceCase(function, choice, ReduceOp.SUM, root, false, false, each, 1, 3)),
-                inputs,
-                DataType.FLOAT32);
+                new DeviceCases(DataType.FLOAT32, ranks, inputs, List.of(only)), DataType.FLOAT32);
             assertNoFailures();
           }
         }
