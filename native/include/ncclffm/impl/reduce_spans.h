@@ -69,8 +69,13 @@ struct VectorSums {
   template <int kWidth>
   NCCLFFM_DEVICE void add(const char *source, uint64_t i, uint64_t stride, bool isFirst, int op) {
     Vec16 vec[kAtOnce];
-    NCCLFFM_UNROLL
-    for (int k = 0; k < kAtOnce; ++k) vec[k] = loadVec16<kWidth>(source + (i + k * stride) * sizeof(Vec16));
+    if (kWidth == 16 || reinterpret_cast<uintptr_t>(source) % 16 == 0) {
+      NCCLFFM_UNROLL
+      for (int k = 0; k < kAtOnce; ++k) vec[k] = loadVec16<16>(source + (i + k * stride) * sizeof(Vec16));
+    } else {
+      NCCLFFM_UNROLL
+      for (int k = 0; k < kAtOnce; ++k) vec[k] = loadVec16<kWidth>(source + (i + k * stride) * sizeof(Vec16));
+    }
     NCCLFFM_UNROLL
     for (int k = 0; k < kAtOnce; ++k) {
       NCCLFFM_UNROLL
@@ -138,33 +143,35 @@ NCCLFFM_DEVICE void reduceVectors(Share share, const Places &from, const Places 
   }
 }
 
-// The words of what is left of buffers without their bytes [skipped, skipped + skippedBytes), at any alignment.
+// The elements of buffers of so many bytes, but for those in [skipped, skipped + skippedBytes).
 template <class T>
-NCCLFFM_DEVICE void reduceWords(Share share, const Places &from, const Places &to, uint64_t skipped,
-                                uint64_t skippedBytes, uint64_t bytes, const Reduction &reduction) {
+NCCLFFM_DEVICE void reduceElements(Share share, const Places &from, const Places &to, uint64_t skipped,
+                                   uint64_t skippedBytes, uint64_t bytes, const Reduction &reduction) {
+  const uint64_t end = bytes - skippedBytes;
   NCCLFFM_NO_UNROLL
-  for (int part = 0; part < 2; ++part) {
-    const uint64_t start = part == 0 ? 0 : skipped + skippedBytes, length = part == 0 ? skipped : bytes - start;
+  for (uint64_t i = share.thread * sizeof(T); i < end; i += share.nThreads * sizeof(T)) {
+    const uint64_t at = i < skipped ? i : i + skippedBytes;
+    WordReducer<T> sum;  // of a word that holds one element
     NCCLFFM_NO_UNROLL
-    for (uint64_t i = share.thread; i < (length + 7) / 8; i += share.nThreads) {
-      WordReducer<T> sum;
-      NCCLFFM_NO_UNROLL
-      for (int s = 0; s < from.n; ++s) {
-        const ConstSpan source = {from(s) + start, length, sizeof(T)};
-        const uint64_t word = loadWord(source, source.alignment(), i);
-        if (s == 0) {
-          sum.start(word);
+    for (int base = 0; base < from.n; base += kInFlight) {
+      uint64_t element[kInFlight] = {};
+      NCCLFFM_UNROLL
+      for (int k = 0; k < kInFlight; ++k) {
+        if (base + k < from.n) element[k] = loadUpTo8(from(base + k) + at, sizeof(T));
+      }
+      NCCLFFM_UNROLL
+      for (int k = 0; k < kInFlight; ++k) {
+        if (base + k >= from.n) break;
+        if (base + k == 0) {
+          sum.start(element[k]);
         } else {
-          sum.add(word, reduction.op);
+          sum.add(element[k], reduction.op);
         }
       }
-      const uint64_t result = sum.finish(reduction.lastOp(), reduction.nRanks);
-      NCCLFFM_NO_UNROLL
-      for (int t = 0; t < to.n; ++t) {
-        const MutableSpan target = {to(t) + start, length, sizeof(T)};
-        storeWord(target, target.alignment(), i, result);
-      }
     }
+    const uint64_t result = sum.finish(reduction.lastOp(), reduction.nRanks);
+    NCCLFFM_NO_UNROLL
+    for (int t = 0; t < to.n; ++t) storeUpTo8(to(t) + at, sizeof(T), result);
   }
 }
 
@@ -198,7 +205,7 @@ NCCLFFM_DEVICE void reduceSpans(Share share, const Places &from, const Places &t
       reduceVectors<T, 0, 16>(share, from, to, head, vectors, reduction);
     }
   }
-  reduceWords<T>(share, from, to, head, vectors * 16, bytes, reduction);
+  reduceElements<T>(share, from, to, head, vectors * 16, bytes, reduction);
 }
 
 }  // namespace ncclffm
