@@ -13,6 +13,7 @@ typedef unsigned int uint32_t;
 typedef signed long long int64_t;
 typedef unsigned long long uint64_t;
 typedef unsigned long long uintptr_t;
+#define offsetof(type, field) __builtin_offsetof(type, field)
 #else
 #include <stddef.h>
 #include <stdint.h>
