@@ -335,7 +335,7 @@ NCCLFFM_DEVICE ncclResult_t tellAndWaitReady(const ChannelSession<Coop> &session
       result = fail(comm, site, ncclInvalidUsage, peer, 0);
     }
   }
-  return session.coop().syncAny(result != ncclSuccess) ? failureOf(comm) : ncclSuccess;
+  return session.coop().syncAny(result != ncclSuccess) ? failureOf(comm, site.channel) : ncclSuccess;
 }
 
 // A step by Simple: data, then one letter.

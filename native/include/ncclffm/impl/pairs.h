@@ -101,7 +101,7 @@ NCCLFFM_DEVICE ncclResult_t getSimple(const PairSession<Coop> &session, char *sl
       result = fail(comm, site, ncclInvalidUsage, session.peer(), 0);
     }
   }
-  if (session.coop().syncAny(result != ncclSuccess)) return failureOf(comm);
+  if (session.coop().syncAny(result != ncclSuccess)) return failureOf(comm, site.channel);
   const MutableSpan &to = arrival.to;
   if (arrival.own == nullptr) {
     copyBytes(share, to.base, slot, to.bytes, to.elementBytes);
