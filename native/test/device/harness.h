@@ -83,7 +83,10 @@ inline void breakRule(const char *name) {
       {"kDataBeforeFlag", Rule::kDataBeforeFlag}, {"kCredits", Rule::kCredits},
       {"kBusyChannel", Rule::kBusyChannel},       {"kCompareHash", Rule::kCompareHash},
       {"kReadBeforeEnd", Rule::kReadBeforeEnd},   {"kCheckOverlap", Rule::kCheckOverlap},
-      {"kScalarTail", Rule::kScalarTail},
+      {"kScalarTail", Rule::kScalarTail},         {"kTaskRoom", Rule::kTaskRoom},
+      {"kTaskRelease", Rule::kTaskRelease},       {"kTaskGeneration", Rule::kTaskGeneration},
+      {"kLaunchBound", Rule::kLaunchBound},       {"kTaskOrder", Rule::kTaskOrder},
+      {"kTaskAgreement", Rule::kTaskAgreement},   {"kIdleRecheck", Rule::kIdleRecheck},
   };
   for (const auto &row : kRules) {
     if (strcmp(row.name, name) == 0) brokenRule = row.rule;
@@ -217,7 +220,8 @@ class World {
   Status status(int rank) {
     const Status &s = ranks_[rank].status;
     if (__atomic_load_n(&s.ready, __ATOMIC_ACQUIRE) == 0) return {};
-    return {s.code, s.function, s.rank, s.peer, s.channel, s.epoch, s.waitedNs, 0, 1};  // abort() may write its word
+    // But for abort, which abort() may write.
+    return {s.code, s.function, s.rank, s.peer, s.channel, s.epoch, s.waitedNs, 0, 1, s.task, s.peerTask};
   }
 
   void abort(int rank) { __atomic_store_n(&ranks_[rank].status.abort, 1, __ATOMIC_RELAXED); }

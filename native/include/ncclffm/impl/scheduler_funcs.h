@@ -51,7 +51,7 @@ NCCLFFM_DEVICE bool isQuiet(const TaskQueue &queue, uint32_t *sumOfDone) {
     const TaskLane &lane = queue.lanes[l];
     const uint32_t done = loadRelaxedGpu(&lane.done);
     *sumOfDone += done;
-    quiet = quiet && (loadRelaxedGpu(&lane.launched) == done || loadRelaxedGpu(&lane.failed) != ncclSuccess);
+    quiet = quiet && (isAtOrBeyond(done, loadRelaxedGpu(&lane.launched)) || loadRelaxedGpu(&lane.failed) != ncclSuccess);
   }
   return quiet;
 }
