@@ -27,13 +27,17 @@ inline uint64_t mix(uint64_t x) {  // the finalizer of splitmix64
   return x ^ (x >> 31);
 }
 
+/// Of so many stalls, one is one.
+inline std::atomic<uint64_t> stallRarity{64};
+
 /// Called between two steps of a protocol: now and then, somebody else runs there, once in a while for long.
 inline void stall() {
   static std::atomic<uint64_t> threads{0};
   thread_local uint64_t n = ++threads << 32;
   const uint64_t h = mix(++n);
-  if (h % 64 == 0) sched_yield();
-  if (h % 4096 == 0) {
+  const uint64_t rarity = stallRarity.load(std::memory_order_relaxed);
+  if (h % rarity == 0) sched_yield();
+  if (h % (64 * rarity) == 0) {
     for (int i = 0; i < 50; ++i) sched_yield();
   }
 }

@@ -1,6 +1,6 @@
 // Tasks of all functions and types, from several producers on every rank, with nothing but the queue to keep them in
-// step: each has its result, lanes keep their order, whatever the depth, and where numbers wrap. With --million a million
-// tasks in all; with --break RULE it passes only if the checks notice that the rule is broken.
+// step: each has its result, lanes keep their order, whatever the depth, and where numbers wrap. With --million a
+// million tasks in all; with --break RULE it passes only if the checks notice that the rule is broken.
 #include "task_world.h"
 
 namespace ncclffm::test {
@@ -125,8 +125,7 @@ void run(const Config &config) {
   queues.stop();
   for (int rank = 0; rank < config.nRanks && failures.load() == 0; ++rank) {
     for (uint32_t lane = 0; lane < nLanes; ++lane) {
-      const uint32_t expected =
-          config.shape.firstSequence + (config.tasks + nLanes - 1 - lane) / nLanes;
+      const uint32_t expected = config.shape.firstSequence + (config.tasks + nLanes - 1 - lane) / nLanes;
       check(queues[rank].done(lane) == expected, "%s: rank %d, lane %u has done up to %u, not %u", where, rank, lane,
             queues[rank].done(lane), expected);
     }
@@ -134,8 +133,8 @@ void run(const Config &config) {
   }
 }
 
-// Sums and products of equal odd numbers do not commute, and remain odd where the ranks are: what comes out says in which
-// order the lane ran them, and how often.
+// Sums and products of equal odd numbers do not commute, and remain odd where the ranks are: what comes out says in
+// which order the lane ran them, and how often.
 void laneKeepsItsOrder(int nRanks, uint32_t blocksPerLane, uint32_t depth) {
   constexpr int kProducers = 3, kTasks = 900, kCount = 40;
   World world(nRanks, static_cast<int>(2 * blocksPerLane), 512, timeoutNs());
@@ -182,8 +181,8 @@ void nothingRunsBeforeItIsLaunched() {
   float in = 7, out = 0;
   Ticket tickets[3];
   for (Ticket &ticket : tickets) {
-    const ncclResult_t result = ncclTaskAppend(queue, "bound", ncclFfmFunctionAllReduce, ncclFloat32, ncclSum, &in,
-                                               &out, 1, 0, &ticket);
+    const ncclResult_t result =
+        ncclTaskAppend(queue, "bound", ncclFfmFunctionAllReduce, ncclFloat32, ncclSum, &in, &out, 1, 0, &ticket);
     check(result == ncclSuccess, "append: %d", result);
   }
   queues[0].launchScheduler(ncclFfmSchedulerDrain);
@@ -206,12 +205,12 @@ void runAll(uint32_t million) {
   constexpr uint32_t kWrap = 0xffffffffu - 40;
   const uint64_t t = timeoutNs(), idle = 3600000 * kMs;
   const Config configs[] = {
-      {1, 1, {1, 1, 1, kWrap, t, idle}, 1, 4},    {2, 1, {1, 1, 2, kWrap, t, idle}, 1, 4},
-      {2, 4, {4, 1, 1, kWrap, t, idle}, 1, 4},    {2, 8, {3, 1, 16, kWrap, t, idle}, 1, 4},
-      {3, 2, {2, 2, 4, kWrap, t, idle}, 1, 4},    {4, 3, {2, 1, 1024, kWrap, t, idle}, 1, 4},
-      {2, 2, {2, 1, 64, kWrap, t, idle}, 3, 1},   {8, 2, {1, 1, 32, 0, t, idle}, 1, 2},
-      {8, 8, {2, 1, 256, kWrap, t, idle}, 1, 2},  {1, 8, {8, 1, 8, kWrap, t, idle}, 1, 8},
-      {2, 1, {1, 3, 8, kWrap, t, idle}, 1, 2},    {5, 1, {1, 1, 4, 0x7fffffffu - 20, t, idle}, 1, 2},
+      {1, 1, {1, 1, 1, kWrap, t, idle}, 1, 4},   {2, 1, {1, 1, 2, kWrap, t, idle}, 1, 4},
+      {2, 4, {4, 1, 1, kWrap, t, idle}, 1, 4},   {2, 8, {3, 1, 16, kWrap, t, idle}, 1, 4},
+      {3, 2, {2, 2, 4, kWrap, t, idle}, 1, 4},   {4, 3, {2, 1, 1024, kWrap, t, idle}, 1, 4},
+      {2, 2, {2, 1, 64, kWrap, t, idle}, 3, 1},  {8, 2, {1, 1, 32, 0, t, idle}, 1, 2},
+      {8, 8, {2, 1, 256, kWrap, t, idle}, 1, 2}, {1, 8, {8, 1, 8, kWrap, t, idle}, 1, 8},
+      {2, 1, {1, 3, 8, kWrap, t, idle}, 1, 2},   {5, 1, {1, 1, 4, 0x7fffffffu - 20, t, idle}, 1, 2},
   };
   uint64_t total = 0, weight = 0;
   for (const Config &config : configs) weight += config.tasks * static_cast<uint64_t>(config.nRanks);

@@ -1,5 +1,5 @@
-// What the tests of the task route share: the queues of all ranks in plain memory, their schedulers on host threads, and
-// what Java does to keep a scheduler running.
+// What the tests of the task route share: the queues of all ranks in plain memory, their schedulers on host threads,
+// and what Java does to keep a scheduler running.
 #ifndef NCCLFFM_TEST_DEVICE_TASK_WORLD_H_
 #define NCCLFFM_TEST_DEVICE_TASK_WORLD_H_
 

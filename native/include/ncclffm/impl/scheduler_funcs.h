@@ -4,6 +4,13 @@
 
 namespace ncclffm {
 
+// Once a wait has begun to pause, a poll is slow anyway on the host.
+#ifdef __CUDACC__
+constexpr uint32_t kPausedPollsPerCheck = kPollsPerCheck;
+#else
+constexpr uint32_t kPausedPollsPerCheck = 1;
+#endif
+
 // In TaskLane.go, above the number.
 constexpr uint64_t kLeaveBit = uint64_t{1} << 32;
 
@@ -51,7 +58,8 @@ NCCLFFM_DEVICE bool isQuiet(const TaskQueue &queue, uint32_t *sumOfDone) {
     const TaskLane &lane = queue.lanes[l];
     const uint32_t done = loadRelaxedGpu(&lane.done);
     *sumOfDone += done;
-    quiet = quiet && (isAtOrBeyond(done, loadRelaxedGpu(&lane.launched)) || loadRelaxedGpu(&lane.failed) != ncclSuccess);
+    quiet =
+        quiet && (isAtOrBeyond(done, loadRelaxedGpu(&lane.launched)) || loadRelaxedGpu(&lane.failed) != ncclSuccess);
   }
   return quiet;
 }
@@ -84,6 +92,7 @@ NCCLFFM_DEVICE_CALL bool endIfQuiet(const TaskQueue &queue, ncclFfmSchedulerMode
   const bool atOnce =
       mode == ncclFfmSchedulerDrain || loadRelaxedSys(&queue.control->stop) != 0 || haveAllFailed(queue);
   if (!atOnce && (now - state->quietNs < queue.idleNs || hasProducers(queue))) return false;
+  NCCLFFM_STALL();
   storeRelaxedSys(&queue.control->state, ncclFfmSchedulerStopping);
   fenceBothWaysSys();
   NCCLFFM_STALL();
@@ -115,7 +124,7 @@ NCCLFFM_DEVICE Next awaitTask(const TaskQueue &queue, ncclFfmSchedulerMode mode,
   for (uint32_t polls = 1;; ++polls) {
     const bool failed = loadRelaxedGpu(&lane.failed) != ncclSuccess;
     // Not only while there is nothing to do: an abort ends a lane that never stands still.
-    if (++state->polls % kPollsPerCheck == 0) {
+    if (++state->polls % (polls < kPollsBeforePause ? kPollsPerCheck : kPausedPollsPerCheck) == 0) {
       if (failed && l != 0) return Next::kLeave;  // lane 0 outlives its failure, to end the others
       if (!failed && loadRelaxedSys(&queue.status[l].abort) != 0) {
         failLane(queue, l, state->position, ncclRemoteError, 0);
