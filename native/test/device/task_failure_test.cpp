@@ -326,14 +326,14 @@ void idleExitLosesNothing(int rounds) {
   std::atomic<int> launched{0}, ended{0};
   std::atomic<bool> over{false};
   std::thread producer([&] {
-    float in = 1, out = 0;
+    float in = 1, out[2] = {};  // not the same for two lanes
     for (int i = 1; i <= rounds; ++i) {
       while (launched.load() < i && !over.load()) std::this_thread::yield();
       if (over.load()) return;
       Ticket ticket = {};
       Given g = kUsual;
       g.count = 1;
-      ncclResult_t result = appendAndLaunch(rank.queue, g, static_cast<uint32_t>(i % 2), &in, &out, &ticket);
+      ncclResult_t result = appendAndLaunch(rank.queue, g, static_cast<uint32_t>(i % 2), &in, &out[i % 2], &ticket);
       if (result == ncclSuccess && i % 4 < 2) result = ncclTaskWait(CoopThread(), rank.queue, ticket);
       check(result == ncclSuccess, "round %d of the idle exit: result %d", i, result);
       ncclTaskProducerEnd(rank.queue);
@@ -347,6 +347,9 @@ void idleExitLosesNothing(int rounds) {
     rank.ensureRunning();
     while (ended.load() < i && failures.load() == 0) std::this_thread::yield();
     for (uint64_t wait = nowNs() + pick(h, 500000); nowNs() < wait;) {
+    }
+    while (i % 64 == 0 && rank.schedulerState() != ncclFfmSchedulerStopped && failures.load() == 0) {
+      std::this_thread::yield();
     }
   }
   over.store(true);
