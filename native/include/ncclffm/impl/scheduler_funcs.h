@@ -272,13 +272,16 @@ NCCLFFM_DEVICE_CALL ncclResult_t refuse(ChannelSession<Coop> &session, bool pair
   return failureOf(session.comm(), session.site().channel);
 }
 
+NCCLFFM_DEVICE Call callOf(const Task &task) {
+  return makeCall(static_cast<ncclFfmFunction>(task.function), task.sendbuff, task.recvbuff, task.count, task.datatype,
+                  task.op, task.root, task.source);
+}
+
 // Any task on a block's share of it.
 template <class Coop>
-NCCLFFM_DEVICE ncclResult_t runTaskShare(ChannelSession<Coop> &session, const Task &task, uint32_t taskHash, uint32_t b,
-                                         uint32_t nBlocks) {
+NCCLFFM_DEVICE_CALL ncclResult_t runTaskShare(ChannelSession<Coop> &session, Call call, uint32_t taskHash, uint32_t b,
+                                              uint32_t nBlocks) {
   const DevComm &comm = session.comm();
-  Call call = makeCall(static_cast<ncclFfmFunction>(task.function), task.sendbuff, task.recvbuff, task.count,
-                       task.datatype, task.op, task.root, task.source);
   const bool pair = isPair(call.function);
   chooseFor(comm, call, session.coop().size());
   if (problemOf(comm, call, session.coop().size()) != Problem::kNone) return refuse(session, pair);
@@ -315,12 +318,20 @@ NCCLFFM_DEVICE ncclResult_t runTask(ChannelSession<Coop> &session, const TaskQue
                   sealed(record, epoch));
     }
   }
-  if (task.function == ncclFfmFunctionAllReduce && queue.blocksPerLane == 1 && task.count != 0) {
-    const ncclResult_t result =
-        ncclDevAllReduce(session, task.sendbuff, task.recvbuff, task.count, task.datatype, task.op);
-    return result == ncclInvalidArgument ? refuse(session, false) : result;
+  Call call = callOf(task);
+  // What is all about latency is inlined; all else is a call, on a copy, so that what is here may stay in registers.
+  const uint32_t elementBytes = elementBytesOf(task.datatype);
+  if (task.function == ncclFfmFunctionAllReduce && queue.blocksPerLane == 1 && isReduction(task.op) &&
+      task.count - 1 < session.smallBytes() && task.count * elementBytes - 1 < session.smallBytes() &&
+      problemOfBuffers(comm, call, elementBytes) == Problem::kNone) {
+    call.protocol = ncclFfmProtocolLL;
+    call.algorithm = ncclFfmAlgorithmOneShot;
+    return withElementType(call, RunSmallAllReduce<Coop>{session, call});
   }
-  return runTaskShare(session, task, taskHash, b, queue.blocksPerLane);
+  ChannelSession<Coop> lent = session.lend();
+  const ncclResult_t result = runTaskShare(lent, call, taskHash, b, queue.blocksPerLane);
+  session.takeBack(lent);
+  return result;
 }
 
 // The block has run its share: the last one of the lane says so.
