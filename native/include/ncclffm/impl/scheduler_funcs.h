@@ -277,6 +277,24 @@ NCCLFFM_DEVICE Call callOf(const Task &task) {
                   task.op, task.root, task.source);
 }
 
+// A call for each type: all of them inlined in one kernel would take ptxas many minutes and gigabytes.
+template <class T, class Coop>
+NCCLFFM_DEVICE_CALL ncclResult_t callShare(ChannelSession<Coop> &session, Call call, BlockShare share) {
+  return runShare<T>(session, call, share);
+}
+
+template <class Coop>
+struct CallShare {
+  ChannelSession<Coop> &session;
+  const Call &call;
+  const BlockShare &share;
+
+  template <class T>
+  NCCLFFM_DEVICE ncclResult_t operator()(TypeTag<T>) const {
+    return callShare<T>(session, call, share);
+  }
+};
+
 // Any task on a block's share of it.
 template <class Coop>
 NCCLFFM_DEVICE_CALL ncclResult_t runTaskShare(ChannelSession<Coop> &session, Call call, uint32_t taskHash, uint32_t b,
@@ -291,7 +309,7 @@ NCCLFFM_DEVICE_CALL ncclResult_t runTaskShare(ChannelSession<Coop> &session, Cal
                 : shareOf(call.count, elementBytesOf(call.datatype), static_cast<int>(b), static_cast<int>(nBlocks));
   if (pair) return runPairShare(session.coop(), comm, call, session.site().channel, share, taskHash);
   if (share.count == 0 && !isBarrier) return agree(session, hashOf(call, 0));
-  return runShareOfAnyType(session, call, share);
+  return withElementType(call, CallShare<Coop>{session, call, share});
 }
 
 template <class Coop>
@@ -319,14 +337,15 @@ NCCLFFM_DEVICE ncclResult_t runTask(ChannelSession<Coop> &session, const TaskQue
     }
   }
   Call call = callOf(task);
-  // What is all about latency is inlined; all else is a call, on a copy, so that what is here may stay in registers.
-  const uint32_t elementBytes = elementBytesOf(task.datatype);
-  if (task.function == ncclFfmFunctionAllReduce && queue.blocksPerLane == 1 && isReduction(task.op) &&
-      task.count - 1 < session.smallBytes() && task.count * elementBytes - 1 < session.smallBytes() &&
+  // What is most about latency is inlined; all else is a call, on a copy, so that what is here may stay in registers.
+  const uint32_t elementBytes = sizeof(float);
+  if (task.function == ncclFfmFunctionAllReduce && task.datatype == ncclFloat32 && queue.blocksPerLane == 1 &&
+      isReduction(task.op) && task.count - 1 < session.smallBytes() &&
+      task.count * elementBytes - 1 < session.smallBytes() &&
       problemOfBuffers(comm, call, elementBytes) == Problem::kNone) {
     call.protocol = ncclFfmProtocolLL;
     call.algorithm = ncclFfmAlgorithmOneShot;
-    return withElementType(call, RunSmallAllReduce<Coop>{session, call});
+    return smallAllReduce<float>(session, call);
   }
   ChannelSession<Coop> lent = session.lend();
   const ncclResult_t result = runTaskShare(lent, call, taskHash, b, queue.blocksPerLane);
