@@ -20,13 +20,26 @@ extern "C" {
 #endif
 
 /* Grows with every incompatible change of this file; Java refuses a shim that reports another. */
-#define NCCLFFM_ABI_VERSION 3
+#define NCCLFFM_ABI_VERSION 4
 
 #define NCCLFFM_DEVCOMM_MAGIC 0x4e464443u /* "NFDC" */
 
 /* A slot is a multiple of the first long, and at most the second. */
 #define NCCLFFM_SLOT_UNIT 512u
 #define NCCLFFM_MAX_SLOT_BYTES 67108864u /* 64 MiB */
+
+#define NCCLFFM_QUEUE_MAGIC 0x4e465451u /* "NFTQ" */
+
+/* Of a task queue: lanes, tasks in the ring of a lane (a power of two), and tasks of one ncclFfmTaskAppendOnStream. */
+#define NCCLFFM_MAX_LANES 64u
+#define NCCLFFM_MAX_DEPTH 1048576u
+#define NCCLFFM_MAX_BATCH 16u
+
+/* Results beside those of ncclResult_t. */
+typedef enum ncclFfmResult {
+  ncclFfmQueueFull = 1000,  /* the ring of the lane had no room, at once or until the deadline */
+  ncclFfmQueueBroken = 1001 /* a producer took a place in the lane and never filled it: the lane has failed */
+} ncclFfmResult;
 
 /* A collective, or a function that is not one, in a call and in a status record. */
 typedef enum ncclFfmFunction {
@@ -70,10 +83,27 @@ typedef enum ncclFfmPath {
   ncclFfmPathSameGpu = 3, /* also one rank alone, and the CPU backend */
 } ncclFfmPath;
 
+/* What a task is, for people and for the peers to compare. All zero: there was none, or the peer's was not heard of. */
+typedef struct ncclFfmTaskRecord {
+  uint32_t present; /* 1 if there is one */
+  uint32_t symbol;  /* FNV-1a, 32 bits, of the bytes of its name */
+  uint32_t lane;
+  uint32_t sequence; /* in the lane */
+  uint32_t function; /* an ncclFfmFunction */
+  int32_t datatype;
+  int32_t op;
+  int32_t root;
+  uint64_t count;
+} ncclFfmTaskRecord;
+
 /* What went wrong, in host-mapped memory of one rank. The first thread that fails writes it, once; Java reads it after
  * an acquire load of ready. Codes: ncclTimeout (the peer did not come within timeoutNs), ncclRemoteError (abort was
  * set), ncclInvalidUsage (peer -1: a second collective on a busy channel; otherwise the peer called something else:
- * another function, count, type, operation, root, protocol or algorithm). Zeroed at creation. */
+ * another function, count, type, operation, root, protocol or algorithm). Zeroed at creation.
+ *
+ * A task queue has one for each lane: a lane fails by itself. There, ncclInvalidUsage says that the peer's lane came to
+ * another task (task and peerTask name both; peerTask is not known of sends and receives), ncclInvalidArgument that a
+ * task had bad arguments, ncclFfmQueueBroken that a producer gave up between its ticket and the task. */
 typedef struct ncclFfmStatus {
   uint32_t code;     /* an ncclResult_t, 0 while nothing failed */
   uint32_t function; /* an ncclFfmFunction */
@@ -82,8 +112,10 @@ typedef struct ncclFfmStatus {
   int32_t channel;
   uint32_t epoch; /* of the exchange that failed */
   uint64_t waitedNs;
-  uint32_t abort; /* Java stores non-zero: every wait of this rank ends with ncclRemoteError */
-  uint32_t ready; /* release-stored last: the fields above (but for abort) are complete */
+  uint32_t abort;             /* Java stores non-zero: every wait of this rank ends with ncclRemoteError */
+  uint32_t ready;             /* release-stored last: all fields but abort are complete */
+  ncclFfmTaskRecord task;     /* that failed; of a task queue */
+  ncclFfmTaskRecord peerTask; /* that the peer came to */
 } ncclFfmStatus;
 
 /* State of one channel, in device memory of the rank that owns it; only kernels of that rank touch it. Zeroed at
@@ -135,6 +167,10 @@ typedef struct ncclFfmDevComm {
   int32_t ranksPerDevice; /* the most ranks that share a GPU: their kernels wait for each other side by side */
   uint32_t protocol;      /* what Auto in a call means here: an ncclFfmProtocol */
   uint32_t algorithm;     /* an ncclFfmAlgorithm */
+  struct ncclFfmTaskLane
+      *lanes;           /* NULL. The scheduler of a task queue sets it, and status: each lane fails by itself */
+  int32_t laneChannels; /* 0; of the scheduler: the channels of each lane */
+  uint32_t reserved;
 } ncclFfmDevComm;
 
 /* A buffer at the same offset of a window on every rank, for zero-copy collectives. */
@@ -162,6 +198,149 @@ typedef struct ncclFfmCall {
   ncclLsaBuffer send; /* both with peers: zero-copy, sendbuff and recvbuff are not looked at */
   ncclLsaBuffer recv;
 } ncclFfmCall;
+
+/* A task in the ring of a lane, in device memory: one cache line. Producers write it, the scheduler reads it. */
+typedef struct ncclFfmTask {
+  uint32_t sequence; /* release-stored last: number of the task in its lane, plus 1. Before: of the lap before */
+  uint32_t symbol;   /* FNV-1a, 32 bits, of the bytes of its name */
+  uint32_t function; /* an ncclFfmFunction: AllReduce to SendRecv, or None, which only holds a place in the lane */
+  int32_t datatype;
+  int32_t op;
+  int32_t root;   /* as in ncclFfmCall */
+  int32_t source; /* as in ncclFfmCall */
+  uint32_t lane;
+  uint64_t count;
+  const void *sendbuff;
+  void *recvbuff;
+  uint32_t reserved[18];
+} ncclFfmTask;
+
+/* State of one lane, in device memory; what different threads write lies on different lines. Numbers of tasks, which
+ * wrap, and are compared on the circle: head >= launched >= done, unless producers name numbers themselves. */
+typedef struct ncclFfmTaskLane {
+  uint32_t head; /* the next task to be numbered */
+  uint32_t reserved0[31];
+  uint32_t launched; /* tasks before it may run */
+  uint32_t reserved1[31];
+  uint32_t done; /* tasks before it are complete, and their places in the ring are free */
+  uint32_t reserved2[31];
+  uint64_t go;      /* to the other blocks of the lane: tasks before it are to be run; bit 32: leave after them */
+  uint32_t arrived; /* blocks that have finished the task */
+  uint32_t reserved3[29];
+  uint32_t failed; /* the result that the lane has failed with, for good */
+  uint32_t reserved4;
+  uint64_t running[3]; /* the record of the task that runs, packed */
+  uint32_t reserved5[24];
+} ncclFfmTaskLane;
+
+/* What the lanes of a queue share, in device memory. */
+typedef struct ncclFfmTaskShared {
+  uint32_t leave;    /* the scheduler ends: counts the launches that have ended */
+  uint32_t left;     /* blocks that have left */
+  uint32_t finished; /* producers that have finished, of ncclFfmTaskControl.producers */
+  uint32_t reserved[29];
+} ncclFfmTaskShared;
+
+/* What the scheduler of a queue is doing. */
+typedef enum ncclFfmSchedulerState {
+  ncclFfmSchedulerStopped = 0,
+  ncclFfmSchedulerRunning = 1,
+  ncclFfmSchedulerStopping = 2 /* it has announced its end, and takes a last look: it will be one of the others */
+} ncclFfmSchedulerState;
+
+/* Between the host and the scheduler, in host-mapped memory. Zeroed at creation.
+ *
+ * To have work done that a producer hands in, the host launches the producer, raises producers, and then, after a full
+ * fence, looks at state: unless it is Running, it stores Running and launches the scheduler again. The scheduler, which
+ * has nothing to do, stores Stopping, and looks for work and producers once more before it stores Stopped; so one of
+ * the two sees the other. (Raising producers first is as safe, but keeps the scheduler up while the launch of the
+ * producer may be waiting for the device to go idle.) */
+typedef struct ncclFfmTaskControl {
+  uint32_t state;     /* an ncclFfmSchedulerState; see above */
+  uint32_t stop;      /* the host stores non-zero: the scheduler runs what is launched, and ends */
+  uint32_t producers; /* that the host has launched; each ends with ncclFfmTaskProducerEnd or as its function says */
+  uint32_t reserved[29];
+} ncclFfmTaskControl;
+
+/* How a scheduler ends. */
+typedef enum ncclFfmSchedulerMode {
+  ncclFfmSchedulerPersistent = 0, /* after idleNs with nothing to do, if no producer is queued or running */
+  ncclFfmSchedulerDrain = 1,      /* when all that is launched is done */
+  ncclFfmSchedulerDebug = 2       /* as Persistent; one lane, one block, one task at a time (depth 1) */
+} ncclFfmSchedulerMode;
+
+/* What a kernel takes by value to append tasks. Java fills in all but shared, lanes and tasks, which
+ * ncclFfmTaskQueueInit does. At most 128 bytes. By value, not in device memory as the ring itself: its fields are
+ * then read at no cost. */
+typedef struct ncclFfmTaskQueue {
+  uint32_t magic;   /* NCCLFFM_QUEUE_MAGIC */
+  uint32_t version; /* NCCLFFM_ABI_VERSION */
+  int32_t rank;     /* of the communicator, for status records */
+  uint32_t nLanes;
+  uint32_t depth;         /* of the ring of each lane */
+  uint32_t blocksPerLane; /* of the scheduler. Lane l, block b works on channel l * blocksPerLane + b */
+  uint64_t timeoutNs;     /* bound of every wait of a producer; 0 = none */
+  uint64_t idleNs;        /* a persistent scheduler that has had nothing to do for so long ends */
+  ncclFfmTaskShared *shared;
+  ncclFfmTaskLane *lanes; /* nLanes */
+  ncclFfmTask *tasks;     /* [nLanes][depth] */
+  ncclFfmStatus *status;  /* device pointer to host-mapped memory, nLanes entries */
+  uint32_t *progress;     /* device pointer to host-mapped memory, nLanes entries: done of each lane, for the host */
+  ncclFfmTaskControl *control; /* device pointer to host-mapped memory */
+} ncclFfmTaskQueue;
+
+/* Of a task: where it is, and what became of its append. */
+typedef struct ncclFfmTicket {
+  uint32_t lane;
+  uint32_t sequence; /* the task is complete when done of its lane is beyond it, on the circle */
+  uint32_t result;   /* of the append: an ncclResult_t or ncclFfmResult */
+  uint32_t ready;    /* release-stored last, 1: the fields above are complete */
+} ncclFfmTicket;
+
+/* A few tasks that the host appends. */
+typedef struct ncclFfmTaskBatch {
+  uint32_t nTasks;                      /* at most NCCLFFM_MAX_BATCH */
+  uint32_t named;                       /* non-zero: each task names its sequence; 0: the lane numbers it */
+  ncclFfmTicket *tickets;               /* device pointer to host-mapped memory, nTasks entries, or NULL */
+  ncclFfmTask tasks[NCCLFFM_MAX_BATCH]; /* sequence (without the 1), symbol to recvbuff */
+} ncclFfmTaskBatch;
+
+/* A producer of many buckets: bucket k (elements [k * bucketCount, ...), the last one may be shorter) becomes
+ * x = a * x + b, rounded once, and is all-reduced (sum), f32, in place. Each block takes a bucket after the other,
+ * computes it, and appends its all-reduce as soon as it is ready; it does not wait. Bucket k is task
+ * first[k % nLanes].sequence + k / nLanes of lane k % nLanes, on all ranks, however the blocks race. */
+typedef struct ncclFfmTaskBuckets {
+  float *buff;
+  uint64_t count;
+  uint64_t bucketCount;
+  float a;
+  float b;
+  uint32_t symbol;
+  int32_t blocks;
+  ncclFfmTicket *first; /* device pointer to host-mapped memory, nLanes entries: filled in before the first bucket */
+} ncclFfmTaskBuckets;
+
+/* A producer that computes while it communicates. out[j] = sum over iterations i and ranks of the local part
+ * f(in[j] + i), where f is x = a * x + b (one rounding), `rounds` times, all in f32. Every block works on its share of
+ * the elements: it appends the all-reduce of iteration i, computes the local part of i + 1, waits for the ticket, and
+ * adds the result to out, in the order of i. Iteration i of block k is
+ * task first[n % nLanes].sequence + n / nLanes of lane n % nLanes, n = i * blocks + k. */
+typedef struct ncclFfmTaskOverlap {
+  const float *in;
+  float *out;  /* is overwritten */
+  float *work; /* 4 * count elements */
+  uint64_t count;
+  uint32_t iterations;
+  uint32_t rounds;
+  float a;
+  float b;
+  uint32_t symbol;
+  int32_t blocks;
+  uint32_t parts; /* 1: computes only, 2: communicates only (what is in work), 3: both. For measurements */
+  uint32_t reserved;
+  ncclFfmTicket *first; /* device pointer to host-mapped memory, nLanes entries: filled in before the first iteration */
+  uint32_t *results;    /* device pointer to host-mapped memory, `blocks` entries: what each block ended with */
+} ncclFfmTaskOverlap;
 
 /* One row of the layout table; field "" is the struct itself. */
 typedef struct ncclFfmLayout {
@@ -226,6 +405,33 @@ NCCLFFM_API int ncclFfmLsaWritePattern(const ncclLsaWindow *window, uint64_t off
  * right. Checks of one device may share it. Whether the writer's stores have happened before is the caller's affair. */
 NCCLFFM_API int ncclFfmLsaCheckPattern(const ncclLsaWindow *window, uint64_t offset, uint64_t bytes, uint64_t seed,
                                        uint64_t *firstBad, void *stream);
+
+/* Bytes of device memory for a queue of this shape. */
+NCCLFFM_API int ncclFfmTaskQueueBytes(unsigned int nLanes, unsigned int depth, uint64_t *bytes);
+
+/* Makes an empty queue in `memory` (device memory of ncclFfmTaskQueueBytes, 128-byte aligned): fills in shared, lanes
+ * and tasks of the struct, and the memory, on the stream. Tasks are numbered from firstSequence on, which is the same
+ * on all ranks. No scheduler of the queue is running. */
+NCCLFFM_API int ncclFfmTaskQueueInit(ncclFfmTaskQueue *queue, void *memory, unsigned int firstSequence, void *stream);
+
+/* Launches the scheduler: nLanes * blocksPerLane blocks, which run the launched tasks of every lane in their order, on
+ * the channels from 0 on. All of them, and the blocks of the other ranks that share the GPU, must fit side by side.
+ * control->state is Running (the caller stores it). Launches of one queue are on one stream. mode: an
+ * ncclFfmSchedulerMode. */
+NCCLFFM_API int ncclFfmLaunchScheduler(const ncclFfmDevComm *comm, const ncclFfmTaskQueue *queue, unsigned int mode,
+                                       void *stream);
+
+/* Appends the tasks of a batch and launches them, in stream order. Each is one of those that ncclTaskAppend takes; what
+ * becomes of it is in its ticket. A producer: counts as finished in control->producers when the kernel ends. */
+NCCLFFM_API int ncclFfmTaskAppendOnStream(const ncclFfmTaskQueue *queue, const ncclFfmTaskBatch *batch, void *stream);
+
+/* Says in stream order that one producer, which the host counted in control->producers, has finished. */
+NCCLFFM_API int ncclFfmTaskProducerEnd(const ncclFfmTaskQueue *queue, void *stream);
+
+/* The two prebuilt producers. Each counts as one producer, and says itself that it has finished. */
+NCCLFFM_API int ncclFfmTaskAppendBuckets(const ncclFfmTaskQueue *queue, const ncclFfmTaskBuckets *buckets,
+                                         void *stream);
+NCCLFFM_API int ncclFfmTaskIterate(const ncclFfmTaskQueue *queue, const ncclFfmTaskOverlap *overlap, void *stream);
 
 #endif /* __CUDACC_RTC__ */
 

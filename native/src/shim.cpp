@@ -10,6 +10,7 @@
 
 #include "../include/ncclffm/collectives.h"
 #include "../include/ncclffm/lsa.h"
+#include "../include/ncclffm/scheduler.h"
 
 namespace ncclffm::shim {
 namespace {
@@ -24,6 +25,9 @@ constexpr int kMostPatternBlocks = 256;
 // Bounds what ncclFfmGetWindowBytes multiplies: far beyond any machine, far below 64 bits.
 constexpr int kMaxRanks = 1 << 16;
 constexpr int kMaxChannels = 1 << 10;
+
+// Of a producer: more than any device runs at a time.
+constexpr int kMaxProducerBlocks = 1 << 10;
 
 thread_local std::string lastError;
 
@@ -195,10 +199,89 @@ int checkAndLaunchPattern(const char *operation, PatternLaunch launch, const ncc
   return launched(operation, shim::launch(launch));
 }
 
+bool isQueueShape(unsigned int nLanes, unsigned int depth) {
+  return nLanes >= 1 && nLanes <= NCCLFFM_MAX_LANES && depth >= 1 && depth <= NCCLFFM_MAX_DEPTH &&
+         (depth & (depth - 1)) == 0;
+}
+
+uint64_t queueBytes(uint64_t nLanes, uint64_t depth) {
+  return sizeof(ncclFfmTaskShared) + nLanes * (sizeof(ncclFfmTaskLane) + depth * sizeof(ncclFfmTask));
+}
+
+// What the caller fills in of a queue.
+int checkQueueFields(const char *operation, const ncclFfmTaskQueue *queue) {
+  if (queue == nullptr) return failed(ncclInvalidArgument, "%s: queue is null", operation);
+  if (queue->magic != NCCLFFM_QUEUE_MAGIC) {
+    return failed(ncclInvalidArgument, "%s: queue is not an ncclFfmTaskQueue: magic is 0x%08x, not 0x%08x", operation,
+                  queue->magic, NCCLFFM_QUEUE_MAGIC);
+  }
+  if (queue->version != NCCLFFM_ABI_VERSION) {
+    return failed(ncclInvalidArgument,
+                  "%s: queue has version %u, this shim has %u; use the jar and the shim of one release", operation,
+                  queue->version, static_cast<unsigned>(NCCLFFM_ABI_VERSION));
+  }
+  if (!isQueueShape(queue->nLanes, queue->depth) || queue->blocksPerLane < 1 ||
+      queue->blocksPerLane > static_cast<unsigned>(kMaxChannels)) {
+    return failed(
+        ncclInvalidArgument,
+        "%s: queue has %u lanes of depth %u with %u blocks each; there are 1 to %u lanes, a depth is a power of "
+        "two up to %u, and a lane has 1 to %d blocks",
+        operation, queue->nLanes, queue->depth, queue->blocksPerLane, NCCLFFM_MAX_LANES, NCCLFFM_MAX_DEPTH,
+        kMaxChannels);
+  }
+  if (queue->status == nullptr || queue->progress == nullptr || queue->control == nullptr) {
+    return failed(ncclInvalidArgument, "%s: queue->%s is null", operation,
+                  queue->status == nullptr     ? "status"
+                  : queue->progress == nullptr ? "progress"
+                                               : "control");
+  }
+  return ncclSuccess;
+}
+
+int checkQueue(const char *operation, const ncclFfmTaskQueue *queue) {
+  const int code = checkQueueFields(operation, queue);
+  if (code != ncclSuccess) return code;
+  if (queue->shared == nullptr || queue->lanes == nullptr || queue->tasks == nullptr) {
+    return failed(ncclInvalidArgument, "%s: queue->%s is null: ncclFfmTaskQueueInit fills it in", operation,
+                  queue->shared == nullptr  ? "shared"
+                  : queue->lanes == nullptr ? "lanes"
+                                            : "tasks");
+  }
+  return ncclSuccess;
+}
+
+int checkProducer(const char *operation, int blocks, const void *first) {
+  if (blocks < 1 || blocks > kMaxProducerBlocks) {
+    return failed(ncclInvalidArgument, "%s: %d blocks: there are 1 to %d", operation, blocks, kMaxProducerBlocks);
+  }
+  if (first == nullptr) return failed(ncclInvalidArgument, "%s: first is null", operation);
+  return ncclSuccess;
+}
+
+// A producer between the taking of its numbers and its end. The end is said even if the rest was not launched, for the
+// host has counted it.
+template <class Producer>
+int launchProducer(const char *operation, const ReserveLaunch &reserve, const Producer &producer) {
+  Failure failure = shim::launch(reserve);
+  if (failure.empty()) failure = shim::launch(producer);
+  const Failure ofEnd = shim::launch(ProducerEndLaunch{reserve.queue, reserve.stream});
+  return launched(operation, failure.empty() ? ofEnd : failure);
+}
+
 std::vector<ncclFfmLayout> makeLayouts() {
 #define STRUCT(type) {#type, "", 0, sizeof(type)}
 #define FIELD(type, field) {#type, #field, offsetof(type, field), sizeof(type::field)}
   std::vector<ncclFfmLayout> rows = {
+      STRUCT(ncclFfmTaskRecord),
+      FIELD(ncclFfmTaskRecord, present),
+      FIELD(ncclFfmTaskRecord, symbol),
+      FIELD(ncclFfmTaskRecord, lane),
+      FIELD(ncclFfmTaskRecord, sequence),
+      FIELD(ncclFfmTaskRecord, function),
+      FIELD(ncclFfmTaskRecord, datatype),
+      FIELD(ncclFfmTaskRecord, op),
+      FIELD(ncclFfmTaskRecord, root),
+      FIELD(ncclFfmTaskRecord, count),
       STRUCT(ncclFfmStatus),
       FIELD(ncclFfmStatus, code),
       FIELD(ncclFfmStatus, function),
@@ -209,6 +292,8 @@ std::vector<ncclFfmLayout> makeLayouts() {
       FIELD(ncclFfmStatus, waitedNs),
       FIELD(ncclFfmStatus, abort),
       FIELD(ncclFfmStatus, ready),
+      FIELD(ncclFfmStatus, task),
+      FIELD(ncclFfmStatus, peerTask),
       STRUCT(ncclFfmChannel),
       FIELD(ncclFfmChannel, state),
       FIELD(ncclFfmChannel, failed),
@@ -217,6 +302,13 @@ std::vector<ncclFfmLayout> makeLayouts() {
       STRUCT(ncclFfmPair),
       FIELD(ncclFfmPair, send),
       FIELD(ncclFfmPair, recv),
+      STRUCT(ncclLsaWindow),
+      FIELD(ncclLsaWindow, base),
+      FIELD(ncclLsaWindow, bytes),
+      FIELD(ncclLsaWindow, handle),
+      STRUCT(ncclLsa),
+      FIELD(ncclLsa, x),
+      FIELD(ncclLsa, y),
       STRUCT(ncclFfmDevComm),
       FIELD(ncclFfmDevComm, magic),
       FIELD(ncclFfmDevComm, version),
@@ -234,6 +326,9 @@ std::vector<ncclFfmLayout> makeLayouts() {
       FIELD(ncclFfmDevComm, ranksPerDevice),
       FIELD(ncclFfmDevComm, protocol),
       FIELD(ncclFfmDevComm, algorithm),
+      FIELD(ncclFfmDevComm, lanes),
+      FIELD(ncclFfmDevComm, laneChannels),
+      FIELD(ncclFfmDevComm, reserved),
       STRUCT(ncclLsaBuffer),
       FIELD(ncclLsaBuffer, peers),
       FIELD(ncclLsaBuffer, bytes),
@@ -252,13 +347,92 @@ std::vector<ncclFfmLayout> makeLayouts() {
       FIELD(ncclFfmCall, recvbuff),
       FIELD(ncclFfmCall, send),
       FIELD(ncclFfmCall, recv),
-      STRUCT(ncclLsaWindow),
-      FIELD(ncclLsaWindow, base),
-      FIELD(ncclLsaWindow, bytes),
-      FIELD(ncclLsaWindow, handle),
-      STRUCT(ncclLsa),
-      FIELD(ncclLsa, x),
-      FIELD(ncclLsa, y),
+      STRUCT(ncclFfmTask),
+      FIELD(ncclFfmTask, sequence),
+      FIELD(ncclFfmTask, symbol),
+      FIELD(ncclFfmTask, function),
+      FIELD(ncclFfmTask, datatype),
+      FIELD(ncclFfmTask, op),
+      FIELD(ncclFfmTask, root),
+      FIELD(ncclFfmTask, source),
+      FIELD(ncclFfmTask, lane),
+      FIELD(ncclFfmTask, count),
+      FIELD(ncclFfmTask, sendbuff),
+      FIELD(ncclFfmTask, recvbuff),
+      FIELD(ncclFfmTask, reserved),
+      STRUCT(ncclFfmTaskLane),
+      FIELD(ncclFfmTaskLane, head),
+      FIELD(ncclFfmTaskLane, reserved0),
+      FIELD(ncclFfmTaskLane, launched),
+      FIELD(ncclFfmTaskLane, reserved1),
+      FIELD(ncclFfmTaskLane, done),
+      FIELD(ncclFfmTaskLane, reserved2),
+      FIELD(ncclFfmTaskLane, go),
+      FIELD(ncclFfmTaskLane, arrived),
+      FIELD(ncclFfmTaskLane, reserved3),
+      FIELD(ncclFfmTaskLane, failed),
+      FIELD(ncclFfmTaskLane, reserved4),
+      FIELD(ncclFfmTaskLane, running),
+      FIELD(ncclFfmTaskLane, reserved5),
+      STRUCT(ncclFfmTaskShared),
+      FIELD(ncclFfmTaskShared, leave),
+      FIELD(ncclFfmTaskShared, left),
+      FIELD(ncclFfmTaskShared, finished),
+      FIELD(ncclFfmTaskShared, reserved),
+      STRUCT(ncclFfmTaskControl),
+      FIELD(ncclFfmTaskControl, state),
+      FIELD(ncclFfmTaskControl, stop),
+      FIELD(ncclFfmTaskControl, producers),
+      FIELD(ncclFfmTaskControl, reserved),
+      STRUCT(ncclFfmTaskQueue),
+      FIELD(ncclFfmTaskQueue, magic),
+      FIELD(ncclFfmTaskQueue, version),
+      FIELD(ncclFfmTaskQueue, rank),
+      FIELD(ncclFfmTaskQueue, nLanes),
+      FIELD(ncclFfmTaskQueue, depth),
+      FIELD(ncclFfmTaskQueue, blocksPerLane),
+      FIELD(ncclFfmTaskQueue, timeoutNs),
+      FIELD(ncclFfmTaskQueue, idleNs),
+      FIELD(ncclFfmTaskQueue, shared),
+      FIELD(ncclFfmTaskQueue, lanes),
+      FIELD(ncclFfmTaskQueue, tasks),
+      FIELD(ncclFfmTaskQueue, status),
+      FIELD(ncclFfmTaskQueue, progress),
+      FIELD(ncclFfmTaskQueue, control),
+      STRUCT(ncclFfmTicket),
+      FIELD(ncclFfmTicket, lane),
+      FIELD(ncclFfmTicket, sequence),
+      FIELD(ncclFfmTicket, result),
+      FIELD(ncclFfmTicket, ready),
+      STRUCT(ncclFfmTaskBatch),
+      FIELD(ncclFfmTaskBatch, nTasks),
+      FIELD(ncclFfmTaskBatch, named),
+      FIELD(ncclFfmTaskBatch, tickets),
+      FIELD(ncclFfmTaskBatch, tasks),
+      STRUCT(ncclFfmTaskBuckets),
+      FIELD(ncclFfmTaskBuckets, buff),
+      FIELD(ncclFfmTaskBuckets, count),
+      FIELD(ncclFfmTaskBuckets, bucketCount),
+      FIELD(ncclFfmTaskBuckets, a),
+      FIELD(ncclFfmTaskBuckets, b),
+      FIELD(ncclFfmTaskBuckets, symbol),
+      FIELD(ncclFfmTaskBuckets, blocks),
+      FIELD(ncclFfmTaskBuckets, first),
+      STRUCT(ncclFfmTaskOverlap),
+      FIELD(ncclFfmTaskOverlap, in),
+      FIELD(ncclFfmTaskOverlap, out),
+      FIELD(ncclFfmTaskOverlap, work),
+      FIELD(ncclFfmTaskOverlap, count),
+      FIELD(ncclFfmTaskOverlap, iterations),
+      FIELD(ncclFfmTaskOverlap, rounds),
+      FIELD(ncclFfmTaskOverlap, a),
+      FIELD(ncclFfmTaskOverlap, b),
+      FIELD(ncclFfmTaskOverlap, symbol),
+      FIELD(ncclFfmTaskOverlap, blocks),
+      FIELD(ncclFfmTaskOverlap, parts),
+      FIELD(ncclFfmTaskOverlap, reserved),
+      FIELD(ncclFfmTaskOverlap, first),
+      FIELD(ncclFfmTaskOverlap, results),
       STRUCT(ncclFfmLayout),
       FIELD(ncclFfmLayout, structName),
       FIELD(ncclFfmLayout, fieldName),
@@ -355,4 +529,130 @@ int ncclFfmLsaCheckPattern(const ncclLsaWindow *window, uint64_t offset, uint64_
                   static_cast<void *>(firstBad));
   }
   return checkAndLaunchPattern("ncclFfmLsaCheckPattern", {{}, offset, bytes, seed, firstBad, 0, stream}, window);
+}
+
+int ncclFfmTaskQueueBytes(unsigned int nLanes, unsigned int depth, uint64_t *bytes) {
+  if (bytes == nullptr) return failed(ncclInvalidArgument, "ncclFfmTaskQueueBytes: bytes is null");
+  if (!isQueueShape(nLanes, depth)) {
+    return failed(
+        ncclInvalidArgument,
+        "ncclFfmTaskQueueBytes: %u lanes of depth %u: there are 1 to %u lanes, and a depth is a power of two up "
+        "to %u",
+        nLanes, depth, NCCLFFM_MAX_LANES, NCCLFFM_MAX_DEPTH);
+  }
+  *bytes = queueBytes(nLanes, depth);
+  return ncclSuccess;
+}
+
+int ncclFfmTaskQueueInit(ncclFfmTaskQueue *queue, void *memory, unsigned int firstSequence, void *stream) {
+  constexpr const char *kOperation = "ncclFfmTaskQueueInit";
+  const int code = checkQueueFields(kOperation, queue);
+  if (code != ncclSuccess) return code;
+  if (memory == nullptr || reinterpret_cast<uintptr_t>(memory) % sizeof(ncclFfmTask) != 0) {
+    return failed(ncclInvalidArgument, "%s: memory is %p: it must be a %zu-byte aligned address", kOperation, memory,
+                  sizeof(ncclFfmTask));
+  }
+  char *base = static_cast<char *>(memory);
+  queue->shared = reinterpret_cast<ncclFfmTaskShared *>(base);
+  queue->lanes = reinterpret_cast<ncclFfmTaskLane *>(base + sizeof(ncclFfmTaskShared));
+  queue->tasks = reinterpret_cast<ncclFfmTask *>(queue->lanes + queue->nLanes);
+  return launched(kOperation, shim::launch(QueueLaunch{*queue, firstSequence, stream}));
+}
+
+int ncclFfmLaunchScheduler(const ncclFfmDevComm *comm, const ncclFfmTaskQueue *queue, unsigned int mode, void *stream) {
+  constexpr const char *kOperation = "ncclFfmLaunchScheduler";
+  int code = checkComm(kOperation, comm);
+  if (code == ncclSuccess) code = checkQueue(kOperation, queue);
+  if (code != ncclSuccess) return code;
+  if (mode > ncclFfmSchedulerDebug) {
+    return failed(ncclInvalidArgument, "%s: mode %u: there are Persistent (0), Drain (1) and Debug (2)", kOperation,
+                  mode);
+  }
+  if (mode == ncclFfmSchedulerDebug && (queue->nLanes != 1 || queue->blocksPerLane != 1 || queue->depth != 1)) {
+    return failed(ncclInvalidArgument,
+                  "%s: mode Debug is for a queue of one lane, one block and depth 1, not %u, %u and %u", kOperation,
+                  queue->nLanes, queue->blocksPerLane, queue->depth);
+  }
+  int most = 0;
+  const Failure failure = shim::maxSchedulerBlocks(comm->ranksPerDevice, &most);
+  if (!failure.empty()) return launched(kOperation, failure);
+  most = std::min(most, comm->nChannels);
+  const uint64_t blocks = uint64_t{queue->nLanes} * queue->blocksPerLane;
+  if (blocks > static_cast<uint64_t>(most)) {
+    return failed(
+        ncclInvalidArgument,
+        "%s: %u lanes of %u blocks: %d blocks fit, of %d channels, side by side with those of %d ranks on the "
+        "device and with producers",
+        kOperation, queue->nLanes, queue->blocksPerLane, most, comm->nChannels, comm->ranksPerDevice);
+  }
+  return launched(kOperation, shim::launch(SchedulerLaunch{schedulerComm(*comm, *queue), *queue,
+                                                           static_cast<ncclFfmSchedulerMode>(mode),
+                                                           static_cast<int>(blocks), stream}));
+}
+
+int ncclFfmTaskAppendOnStream(const ncclFfmTaskQueue *queue, const ncclFfmTaskBatch *batch, void *stream) {
+  constexpr const char *kOperation = "ncclFfmTaskAppendOnStream";
+  const int code = checkQueue(kOperation, queue);
+  if (code != ncclSuccess) return code;
+  if (batch == nullptr || batch->nTasks < 1 || batch->nTasks > NCCLFFM_MAX_BATCH) {
+    return failed(ncclInvalidArgument, "%s: a batch has 1 to %u tasks, not %u", kOperation, NCCLFFM_MAX_BATCH,
+                  batch == nullptr ? 0 : batch->nTasks);
+  }
+  for (uint32_t i = 0; i < batch->nTasks; ++i) {
+    const ncclFfmTask &task = batch->tasks[i];
+    if (!isTask(*queue, static_cast<int>(task.function), task.datatype, task.op, task.count, task.lane)) {
+      return failed(ncclInvalidArgument,
+                    "%s: task %u: function %u (0 to %d), datatype %d (0 to %d), op %d (0 to %d), count %" PRIu64
+                    " (at most 2^40), lane %u of %u",
+                    kOperation, i, task.function, ncclFfmFunctionSendRecv, task.datatype, ncclBfloat16, task.op,
+                    ncclAvg, task.count, task.lane, queue->nLanes);
+    }
+  }
+  return launched(kOperation, shim::launch(BatchLaunch{*queue, *batch, stream}));
+}
+
+int ncclFfmTaskProducerEnd(const ncclFfmTaskQueue *queue, void *stream) {
+  const int code = checkQueue("ncclFfmTaskProducerEnd", queue);
+  if (code != ncclSuccess) return code;
+  return launched("ncclFfmTaskProducerEnd", shim::launch(ProducerEndLaunch{*queue, stream}));
+}
+
+int ncclFfmTaskAppendBuckets(const ncclFfmTaskQueue *queue, const ncclFfmTaskBuckets *buckets, void *stream) {
+  constexpr const char *kOperation = "ncclFfmTaskAppendBuckets";
+  int code = checkQueue(kOperation, queue);
+  if (code != ncclSuccess) return code;
+  if (buckets == nullptr) return failed(ncclInvalidArgument, "%s: buckets is null", kOperation);
+  code = checkProducer(kOperation, buckets->blocks, buckets->first);
+  if (code != ncclSuccess) return code;
+  if (buckets->bucketCount == 0 || buckets->count > kMaxCount || (buckets->buff == nullptr && buckets->count != 0)) {
+    return failed(ncclInvalidArgument,
+                  "%s: %" PRIu64 " elements at %p in buckets of %" PRIu64
+                  ": buff must not be null, nor a bucket empty, and there are at most 2^40 elements",
+                  kOperation, buckets->count, static_cast<void *>(buckets->buff), buckets->bucketCount);
+  }
+  const uint64_t nBuckets = (buckets->count + buckets->bucketCount - 1) / buckets->bucketCount;
+  return launchProducer(kOperation, {*queue, nBuckets, buckets->first, stream},
+                        BucketsLaunch{*queue, *buckets, buckets->blocks, stream});
+}
+
+int ncclFfmTaskIterate(const ncclFfmTaskQueue *queue, const ncclFfmTaskOverlap *overlap, void *stream) {
+  constexpr const char *kOperation = "ncclFfmTaskIterate";
+  int code = checkQueue(kOperation, queue);
+  if (code != ncclSuccess) return code;
+  if (overlap == nullptr) return failed(ncclInvalidArgument, "%s: overlap is null", kOperation);
+  code = checkProducer(kOperation, overlap->blocks, overlap->first);
+  if (code != ncclSuccess) return code;
+  if (overlap->in == nullptr || overlap->out == nullptr || overlap->work == nullptr || overlap->results == nullptr ||
+      overlap->count > kMaxCount || overlap->parts < 1 || overlap->parts > 3) {
+    return failed(ncclInvalidArgument,
+                  "%s: in %p, out %p, work %p and results %p must not be null, %" PRIu64
+                  " elements at most 2^40, parts %u is 1 to 3",
+                  kOperation, static_cast<const void *>(overlap->in), static_cast<void *>(overlap->out),
+                  static_cast<void *>(overlap->work), static_cast<void *>(overlap->results), overlap->count,
+                  overlap->parts);
+  }
+  const uint64_t nTasks =
+      (overlap->parts & 2) != 0 ? uint64_t{overlap->iterations} * static_cast<uint64_t>(overlap->blocks) : 0;
+  return launchProducer(kOperation, {*queue, nTasks, overlap->first, stream},
+                        OverlapLaunch{*queue, *overlap, overlap->blocks, stream});
 }

@@ -44,12 +44,67 @@ struct PatternLaunch {
   void *stream;
 };
 
+/// What is launched for a task queue, with checked arguments. The scheduler's communicator is schedulerComm's.
+struct QueueLaunch {
+  ncclFfmTaskQueue queue;
+  unsigned int firstSequence;
+  void *stream;
+};
+
+struct SchedulerLaunch {
+  ncclFfmDevComm comm;
+  ncclFfmTaskQueue queue;
+  ncclFfmSchedulerMode mode;
+  int blocks;
+  void *stream;
+};
+
+struct BatchLaunch {
+  ncclFfmTaskQueue queue;
+  ncclFfmTaskBatch batch;
+  void *stream;
+};
+
+/// One thread takes numbers for nTasks tasks of the lanes in turn; see reserveInTurn.
+struct ReserveLaunch {
+  ncclFfmTaskQueue queue;
+  uint64_t nTasks;
+  ncclFfmTicket *first;
+  void *stream;
+};
+
+struct BucketsLaunch {
+  ncclFfmTaskQueue queue;
+  ncclFfmTaskBuckets buckets;
+  int blocks;
+  void *stream;
+};
+
+struct OverlapLaunch {
+  ncclFfmTaskQueue queue;
+  ncclFfmTaskOverlap overlap;
+  int blocks;
+  void *stream;
+};
+
+struct ProducerEndLaunch {
+  ncclFfmTaskQueue queue;
+  void *stream;
+};
+
 /// What a backend's function reports: "" for success, otherwise why the launch was refused.
 using Failure = std::string;
 
 Failure launch(const CallLaunch &launch);
 Failure launch(const FusedLaunch &launch);
 Failure launch(const PatternLaunch &launch);
+Failure launch(const QueueLaunch &launch);
+Failure launch(const SchedulerLaunch &launch);
+Failure launch(const BatchLaunch &launch);
+Failure launch(const ReserveLaunch &launch);
+Failure launch(const BucketsLaunch &launch);
+Failure launch(const OverlapLaunch &launch);
+Failure launch(const ProducerEndLaunch &launch);
 
 /// See ncclFfmPrime.
 Failure prime(void *stream);
@@ -60,6 +115,9 @@ uint32_t blockThreads();
 /// The blocks that surely run side by side on the current device when ranksPerDevice ranks launch as many each. The
 /// same on every rank whose device is alike.
 Failure maxBlocks(int ranksPerDevice, int *blocks);
+
+/// The same for schedulers, which stay: what they leave is for producers.
+Failure maxSchedulerBlocks(int ranksPerDevice, int *blocks);
 
 const char *buildInfo();
 

@@ -59,6 +59,33 @@ NCCLFFM_DEVICE uint64_t loadAcquireSys(const uint64_t *address) {
   return value;
 }
 
+NCCLFFM_DEVICE uint64_t loadAcquireGpu(const uint64_t *address) {
+  uint64_t value;
+  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(__cvta_generic_to_global(address)) : "memory");
+  return value;
+}
+
+NCCLFFM_DEVICE void storeRelaxedGpu(uint32_t *address, uint32_t value) {
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(address)), "r"(value) : "memory");
+}
+
+NCCLFFM_DEVICE void storeReleaseGpu(uint32_t *address, uint32_t value) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(address)), "r"(value) : "memory");
+}
+
+NCCLFFM_DEVICE void storeReleaseGpu(uint64_t *address, uint64_t value) {
+  asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(address)), "l"(value) : "memory");
+}
+
+NCCLFFM_DEVICE uint32_t fetchAddRelaxedGpu(uint32_t *address, uint32_t value) {
+  uint32_t old;
+  asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], %2;"
+               : "=r"(old)
+               : "l"(__cvta_generic_to_global(address)), "r"(value)
+               : "memory");
+  return old;
+}
+
 NCCLFFM_DEVICE void storeRelaxedGpu(uint64_t *address, uint64_t value) {
   asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(address)), "l"(value) : "memory");
 }
@@ -133,6 +160,11 @@ NCCLFFM_DEVICE void fenceSys() {
   asm volatile("fence.acq_rel.sys;" ::: "memory");
 }
 
+// Between a store and a load of two who each must not miss both the other's store.
+NCCLFFM_DEVICE void fenceBothWaysSys() {
+  asm volatile("fence.sc.sys;" ::: "memory");
+}
+
 NCCLFFM_DEVICE uint64_t nowNs() {
   uint64_t ns;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns)::"memory");
@@ -163,6 +195,26 @@ NCCLFFM_DEVICE uint64_t loadRelaxedSys(const uint64_t *address) {
 
 NCCLFFM_DEVICE uint64_t loadAcquireSys(const uint64_t *address) {
   return __atomic_load_n(address, __ATOMIC_ACQUIRE);
+}
+
+NCCLFFM_DEVICE uint64_t loadAcquireGpu(const uint64_t *address) {
+  return __atomic_load_n(address, __ATOMIC_ACQUIRE);
+}
+
+NCCLFFM_DEVICE void storeRelaxedGpu(uint32_t *address, uint32_t value) {
+  __atomic_store_n(address, value, __ATOMIC_RELAXED);
+}
+
+NCCLFFM_DEVICE void storeReleaseGpu(uint32_t *address, uint32_t value) {
+  __atomic_store_n(address, value, __ATOMIC_RELEASE);
+}
+
+NCCLFFM_DEVICE void storeReleaseGpu(uint64_t *address, uint64_t value) {
+  __atomic_store_n(address, value, __ATOMIC_RELEASE);
+}
+
+NCCLFFM_DEVICE uint32_t fetchAddRelaxedGpu(uint32_t *address, uint32_t value) {
+  return __atomic_fetch_add(address, value, __ATOMIC_RELAXED);
 }
 
 NCCLFFM_DEVICE void storeRelaxedGpu(uint64_t *address, uint64_t value) {
@@ -222,6 +274,15 @@ NCCLFFM_DEVICE void fenceSys() {
 #ifndef __SANITIZE_THREAD__  // it does not know fences; every access that the fence orders is atomic, so it misses none
                              // here
   __atomic_thread_fence(__ATOMIC_ACQ_REL);
+#endif
+}
+
+NCCLFFM_DEVICE void fenceBothWaysSys() {
+#ifdef __SANITIZE_THREAD__  // which knows no fences; a read-modify-write is one on the machines that it runs on
+  static uint32_t word = 0;
+  __atomic_fetch_add(&word, 1, __ATOMIC_SEQ_CST);
+#else
+  __atomic_thread_fence(__ATOMIC_SEQ_CST);
 #endif
 }
 

@@ -41,6 +41,8 @@ class ChannelSession {
   NCCLFFM_DEVICE const Site &site() const { return site_; }
   // For status records: the function that the session is used for now.
   NCCLFFM_DEVICE void setFunction(ncclFfmFunction function) { site_.function = function; }
+  // For the scheduler of a task queue: what the hashes of the exchanges from now on also tell apart, 31 bits.
+  NCCLFFM_DEVICE void setTask(uint32_t taskHash) { taskHash_ = taskHash; }
   // The longest all-reduce, in bytes, that the library makes by LL and one-shot, in one exchange.
   NCCLFFM_DEVICE uint32_t smallBytes() const { return smallBytes_; }
   // Of a communicator of two ranks.
@@ -61,7 +63,7 @@ class ChannelSession {
   NCCLFFM_DEVICE ncclResult_t endExchange(ncclResult_t ofThisThread);
 
   // The same session for a call that is not inlined, and back again: so that this one may stay in registers.
-  NCCLFFM_DEVICE ChannelSession lend() const { return ChannelSession(coop_, comm_, site_, result_); }
+  NCCLFFM_DEVICE ChannelSession lend() const { return ChannelSession(coop_, comm_, site_, result_, taskHash_); }
   NCCLFFM_DEVICE void takeBack(const ChannelSession &lent) {
     site_ = lent.site_;
     result_ = lent.result_;
@@ -71,13 +73,15 @@ class ChannelSession {
   NCCLFFM_DEVICE const Letter *begun(int peer) const;
 
  private:
-  NCCLFFM_DEVICE ChannelSession(Coop coop, const DevComm &comm, const Site &site, ncclResult_t result)
-      : coop_(coop), comm_(comm), site_(site), result_(result) {}
+  NCCLFFM_DEVICE ChannelSession(Coop coop, const DevComm &comm, const Site &site, ncclResult_t result,
+                                uint32_t taskHash)
+      : coop_(coop), comm_(comm), site_(site), result_(result), taskHash_(taskHash) {}
 
   Coop coop_;
   const DevComm &comm_;
   Site site_;
   ncclResult_t result_;
+  uint32_t taskHash_ = 0;
   uint32_t smallBytes_ = 0;
   SlotsOfTwo slotsOfTwo_ = {};
   bool held_ = false;

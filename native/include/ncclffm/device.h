@@ -6,5 +6,7 @@
 #include "collectives.h"
 #include "fused.h"
 #include "lsa.h"
+#include "scheduler.h"
+#include "task_queue.h"
 
 #endif  // NCCLFFM_DEVICE_H_

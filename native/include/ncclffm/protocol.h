@@ -12,6 +12,7 @@
 #ifndef NCCLFFM_PROTOCOL_H_
 #define NCCLFFM_PROTOCOL_H_
 
+#include "impl/task_record.h"
 #include "wait.h"
 
 namespace ncclffm {
@@ -29,9 +30,10 @@ NCCLFFM_DEVICE bool hasReached(Letter letter, uint32_t epoch);
 // the parity of the epoch: the peer is one ahead at most, so the one that is waited for stays, and no old one is taken
 // for it, however long ago it came.
 struct alignas(128) Mailbox {
-  Letter begun[2];      // the exchange that it has begun; by Simple, whose data has arrived
-  Letter pairBegun[2];  // the step of a send that it has begun; by Simple, whose data has arrived
-  Letter pairTaken;     // the step of this rank's sends that it has read: credit
+  Letter begun[2];       // the exchange that it has begun; by Simple, whose data has arrived
+  Letter pairBegun[2];   // the step of a send that it has begun; by Simple, whose data has arrived
+  Letter pairTaken;      // the step of this rank's sends that it has read: credit
+  PackedRecord task[2];  // of a task queue: what the peer begins the exchange of, to name it where letters differ
 };
 
 // The mailbox that `from` writes at rank `to`.
@@ -61,5 +63,6 @@ NCCLFFM_DEVICE constexpr bool isLastOfItsHalf(uint32_t epoch) {
 }  // namespace ncclffm
 
 #include "impl/protocol_funcs.h"
+#include "impl/task_record_funcs.h"
 
 #endif  // NCCLFFM_PROTOCOL_H_

@@ -19,6 +19,13 @@ using Call = ::ncclFfmCall;
 using LsaWindow = ::ncclLsaWindow;
 using Lsa = ::ncclLsa;
 using LsaBuffer = ::ncclLsaBuffer;
+using Task = ::ncclFfmTask;
+using TaskRecord = ::ncclFfmTaskRecord;
+using TaskLane = ::ncclFfmTaskLane;
+using TaskShared = ::ncclFfmTaskShared;
+using TaskControl = ::ncclFfmTaskControl;
+using TaskQueue = ::ncclFfmTaskQueue;
+using Ticket = ::ncclFfmTicket;
 
 enum ncclResult_t {
   ncclSuccess = 0,
@@ -47,11 +54,17 @@ enum ncclDataType_t {
 
 enum ncclRedOp_t { ncclSum = 0, ncclProd = 1, ncclMax = 2, ncclMin = 3, ncclAvg = 4 };
 
-static_assert(sizeof(Status) == 40, "ncclFfmStatus is read by Java");
+static_assert(sizeof(Status) == 120, "ncclFfmStatus is read by Java");
 static_assert(sizeof(Channel) == 128, "one channel, one cache line of the GPU");
 static_assert(sizeof(Pair) == 16, "four pairs, one sector of the GPU's cache lines");
 static_assert(sizeof(Lsa) == 96, "ncclLsa is filled by Java");
 static_assert(sizeof(DevComm) <= 256, "a kernel takes the communicator by value");
+static_assert(sizeof(Task) == 128, "a task is a line of its own");
+static_assert(sizeof(TaskLane) == 640 && offsetof(TaskLane, launched) == 128 && offsetof(TaskLane, done) == 256 &&
+                  offsetof(TaskLane, go) == 384 && offsetof(TaskLane, failed) == 512,
+              "words of a lane that different threads write are on lines of their own");
+static_assert(sizeof(TaskShared) == 128 && sizeof(TaskControl) == 128, "lines of their own");
+static_assert(sizeof(TaskQueue) <= 128, "a kernel takes the queue by value");
 static_assert(sizeof(void *) == 8, "64-bit addresses");
 
 }  // namespace ncclffm

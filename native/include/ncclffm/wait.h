@@ -19,11 +19,12 @@ struct Site {
 
 constexpr int kNobody = -1;
 
-// What this rank's communicator has failed with, ncclSuccess if it has not.
-NCCLFFM_DEVICE ncclResult_t failureOf(const DevComm &comm);
+// What this rank's communicator has failed with, ncclSuccess if it has not. In the scheduler of a task queue every lane
+// fails by itself: that of the channel.
+NCCLFFM_DEVICE ncclResult_t failureOf(const DevComm &comm, int channel);
 
-// Fails the communicator, for good. Returns what it has failed with: code, or that of the thread that was first, which
-// alone writes the status record.
+// Fails the communicator, or the lane, for good. Returns what it has failed with: code, or that of the thread that was
+// first, which alone writes the status record.
 NCCLFFM_DEVICE_CALL ncclResult_t fail(const DevComm &comm, Site site, ncclResult_t code, int peer, uint64_t waitedNs);
 
 // Calls missing() until it returns kNobody; before that it returns the rank of a peer that has not come yet. Returns

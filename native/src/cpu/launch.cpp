@@ -6,6 +6,7 @@
 
 #include "../../include/ncclffm/device.h"
 #include "../../include/ncclffm/impl/lsa_pattern.h"
+#include "../../include/ncclffm/impl/producers.h"
 #include "../shim.h"
 #include "abi.h"
 #include "layouts.h"
@@ -35,6 +36,34 @@ void runBlock(const PatternLaunch &launch, int block) {
   }
 }
 
+void runBlock(const QueueLaunch &launch, int) {
+  clearQueue(launch.queue, launch.firstSequence, 0, 1);
+}
+
+void runBlock(const SchedulerLaunch &launch, int block) {
+  runScheduler(CoopBlock(), launch.comm, launch.queue, launch.mode, block);
+}
+
+void runBlock(const BatchLaunch &launch, int) {
+  appendBatch(launch.queue, launch.batch);
+}
+
+void runBlock(const ReserveLaunch &launch, int) {
+  reserveInTurn(launch.queue, launch.nTasks, launch.first);
+}
+
+void runBlock(const BucketsLaunch &launch, int block) {
+  produceBuckets(CoopBlock(), launch.queue, launch.buckets, block, launch.blocks);
+}
+
+void runBlock(const OverlapLaunch &launch, int block) {
+  produceIterations(CoopBlock(), launch.queue, launch.overlap, block, launch.blocks);
+}
+
+void runBlock(const ProducerEndLaunch &launch, int) {
+  ncclTaskProducerEnd(launch.queue);
+}
+
 // If not every block gets its thread, the stream has failed; the blocks that did start end with their peers or at the
 // deadline.
 template <class AnyLaunch>
@@ -59,21 +88,52 @@ Failure enqueued(cudaError_t error) {
          cudaGetErrorString(error);
 }
 
+template <class AnyLaunch>
+Failure enqueueBlocks(const AnyLaunch &launch, int blocks) {
+  return enqueued(
+      cpu::enqueue(static_cast<cudaStream_t>(launch.stream), [launch, blocks] { return runBlocks(launch, blocks); }));
+}
+
 }  // namespace
 
 Failure launch(const CallLaunch &launch) {
-  return enqueued(cpu::enqueue(static_cast<cudaStream_t>(launch.stream),
-                               [launch] { return runBlocks(launch, launch.call.blocks); }));
+  return enqueueBlocks(launch, launch.call.blocks);
 }
 
 Failure launch(const FusedLaunch &launch) {
-  return enqueued(
-      cpu::enqueue(static_cast<cudaStream_t>(launch.stream), [launch] { return runBlocks(launch, launch.blocks); }));
+  return enqueueBlocks(launch, launch.blocks);
 }
 
 Failure launch(const PatternLaunch &launch) {
-  return enqueued(
-      cpu::enqueue(static_cast<cudaStream_t>(launch.stream), [launch] { return runBlocks(launch, launch.blocks); }));
+  return enqueueBlocks(launch, launch.blocks);
+}
+
+Failure launch(const QueueLaunch &launch) {
+  return enqueueBlocks(launch, 1);
+}
+
+Failure launch(const SchedulerLaunch &launch) {
+  return enqueueBlocks(launch, launch.blocks);
+}
+
+Failure launch(const BatchLaunch &launch) {
+  return enqueueBlocks(launch, 1);
+}
+
+Failure launch(const ReserveLaunch &launch) {
+  return enqueueBlocks(launch, 1);
+}
+
+Failure launch(const BucketsLaunch &launch) {
+  return enqueueBlocks(launch, launch.blocks);
+}
+
+Failure launch(const OverlapLaunch &launch) {
+  return enqueueBlocks(launch, launch.blocks);
+}
+
+Failure launch(const ProducerEndLaunch &launch) {
+  return enqueueBlocks(launch, 1);
 }
 
 // Nothing is loaded at a first launch here; but a stream that would refuse one says so now.
@@ -88,6 +148,12 @@ uint32_t blockThreads() {
 // A block is a thread that shares the processors with every other rank's: two show that blocks do run side by side.
 Failure maxBlocks(int, int *blocks) {
   *blocks = 2;
+  return "";
+}
+
+// More of them only take the processors from each other; but a lane needs its own.
+Failure maxSchedulerBlocks(int, int *blocks) {
+  *blocks = NCCLFFM_MAX_LANES;
   return "";
 }
 

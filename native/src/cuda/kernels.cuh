@@ -5,10 +5,18 @@
 #include <cuda_runtime.h>
 
 #include "../../include/ncclffm/device.h"
+#include "../shim.h"
 
 namespace ncclffm::shim {
 
 constexpr int kThreadsPerBlock = 512;
+
+// "" or what went wrong, in words.
+Failure reported(const char *what, cudaError_t error);
+Failure lastLaunch(const char *kernel);
+
+// Launches the kernels of tasks.cu once with nothing to do.
+Failure primeTasks(void *stream);
 
 template <class T>
 void launchCallOf(const ncclFfmDevComm &comm, const ncclFfmCall &call, int blocks, cudaStream_t stream);

@@ -27,15 +27,6 @@ __global__ void __launch_bounds__(kThreadsPerBlock, 1)
                   firstBad);
 }
 
-Failure reported(const char *what, cudaError_t error) {
-  if (error == cudaSuccess) return "";
-  return std::string(what) + ": " + cudaGetErrorName(error) + ": " + cudaGetErrorString(error);
-}
-
-Failure lastLaunch(const char *kernel) {
-  return reported((std::string("launch of ") + kernel).c_str(), cudaGetLastError());
-}
-
 void launchCall(const ncclFfmDevComm &comm, const ncclFfmCall &call, int elementType, int blocks, cudaStream_t stream) {
   switch (elementType) {
     case kUnreduced:
@@ -67,6 +58,15 @@ void launchCall(const ncclFfmDevComm &comm, const ncclFfmCall &call, int element
 #define NCCLFFM_TEXT(x) NCCLFFM_TEXT_OF(x)
 
 }  // namespace
+
+Failure reported(const char *what, cudaError_t error) {
+  if (error == cudaSuccess) return "";
+  return std::string(what) + ": " + cudaGetErrorName(error) + ": " + cudaGetErrorString(error);
+}
+
+Failure lastLaunch(const char *kernel) {
+  return reported((std::string("launch of ") + kernel).c_str(), cudaGetLastError());
+}
 
 Failure launch(const CallLaunch &launch) {
   launchCall(launch.comm, launch.call, launch.elementType, launch.call.blocks,
@@ -108,7 +108,8 @@ Failure prime(void *stream) {
   failure = lastLaunch("writeLsaPatternKernel");
   if (!failure.empty()) return failure;
   checkLsaPatternKernel<<<1, kThreadsPerBlock, 0, on>>>(ncclLsaWindow{}, 0, 0, 0, nullptr);
-  return lastLaunch("checkLsaPatternKernel");
+  failure = lastLaunch("checkLsaPatternKernel");
+  return failure.empty() ? primeTasks(stream) : failure;
 }
 
 uint32_t blockThreads() {
@@ -122,6 +123,13 @@ Failure maxBlocks(int ranksPerDevice, int *blocks) {
   if (error == cudaSuccess) error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
   *blocks = processors / ranksPerDevice;
   return reported("number of processors", error);
+}
+
+// A processor at least is left to producers, which the blocks of a scheduler wait for.
+Failure maxSchedulerBlocks(int ranksPerDevice, int *blocks) {
+  const Failure failure = maxBlocks(ranksPerDevice, blocks);
+  if (*blocks > 1) --*blocks;
+  return failure;
 }
 
 const char *buildInfo() {

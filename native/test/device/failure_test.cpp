@@ -38,7 +38,7 @@ void checkStatus(World &world, int rank, const Status &expected) {
 }
 
 Status statusOf(ncclResult_t code, uint32_t function, int peer, int channel, uint32_t epoch) {
-  return {static_cast<uint32_t>(code), function, 0, peer, channel, epoch, 0, 0, 1};
+  return {static_cast<uint32_t>(code), function, 0, peer, channel, epoch, 0, 0, 1, {}, {}};
 }
 
 void checkWaited(World &world, int rank) {

@@ -27,13 +27,17 @@ inline uint64_t mix(uint64_t x) {  // the finalizer of splitmix64
   return x ^ (x >> 31);
 }
 
+/// Of so many stalls, one is one.
+inline std::atomic<uint64_t> stallRarity{64};
+
 /// Called between two steps of a protocol: now and then, somebody else runs there, once in a while for long.
 inline void stall() {
   static std::atomic<uint64_t> threads{0};
   thread_local uint64_t n = ++threads << 32;
   const uint64_t h = mix(++n);
-  if (h % 64 == 0) sched_yield();
-  if (h % 4096 == 0) {
+  const uint64_t rarity = stallRarity.load(std::memory_order_relaxed);
+  if (h % rarity == 0) sched_yield();
+  if (h % (64 * rarity) == 0) {
     for (int i = 0; i < 50; ++i) sched_yield();
   }
 }
@@ -83,7 +87,10 @@ inline void breakRule(const char *name) {
       {"kDataBeforeFlag", Rule::kDataBeforeFlag}, {"kCredits", Rule::kCredits},
       {"kBusyChannel", Rule::kBusyChannel},       {"kCompareHash", Rule::kCompareHash},
       {"kReadBeforeEnd", Rule::kReadBeforeEnd},   {"kCheckOverlap", Rule::kCheckOverlap},
-      {"kScalarTail", Rule::kScalarTail},
+      {"kScalarTail", Rule::kScalarTail},         {"kTaskRoom", Rule::kTaskRoom},
+      {"kTaskRelease", Rule::kTaskRelease},       {"kTaskGeneration", Rule::kTaskGeneration},
+      {"kLaunchBound", Rule::kLaunchBound},       {"kTaskOrder", Rule::kTaskOrder},
+      {"kTaskAgreement", Rule::kTaskAgreement},   {"kIdleRecheck", Rule::kIdleRecheck},
   };
   for (const auto &row : kRules) {
     if (strcmp(row.name, name) == 0) brokenRule = row.rule;
@@ -217,7 +224,8 @@ class World {
   Status status(int rank) {
     const Status &s = ranks_[rank].status;
     if (__atomic_load_n(&s.ready, __ATOMIC_ACQUIRE) == 0) return {};
-    return {s.code, s.function, s.rank, s.peer, s.channel, s.epoch, s.waitedNs, 0, 1};  // abort() may write its word
+    // But for abort, which abort() may write.
+    return {s.code, s.function, s.rank, s.peer, s.channel, s.epoch, s.waitedNs, 0, 1, s.task, s.peerTask};
   }
 
   void abort(int rank) { __atomic_store_n(&ranks_[rank].status.abort, 1, __ATOMIC_RELAXED); }

@@ -13,6 +13,21 @@ namespace {
 std::vector<CallLaunch> launches;
 std::vector<FusedLaunch> fusedLaunches;
 std::vector<PatternLaunch> patternLaunches;
+struct {
+  std::vector<QueueLaunch> queues;
+  std::vector<SchedulerLaunch> schedulers;
+  std::vector<BatchLaunch> batches;
+  std::vector<ReserveLaunch> reserves;
+  std::vector<BucketsLaunch> buckets;
+  std::vector<OverlapLaunch> overlaps;
+  std::vector<ProducerEndLaunch> ends;
+
+  bool empty() const {
+    return queues.empty() && schedulers.empty() && batches.empty() && reserves.empty() && buckets.empty() &&
+           overlaps.empty() && ends.empty();
+  }
+} tasks;
+int fittingSchedulers = std::numeric_limits<int>::max();
 Failure nextFailure, noBlocks;
 uint32_t threadsOfABlock = 512;
 int fitting = std::numeric_limits<int>::max();
@@ -32,6 +47,46 @@ Failure launch(const FusedLaunch &launch) {
 Failure launch(const PatternLaunch &launch) {
   patternLaunches.push_back(launch);
   return nextFailure;
+}
+
+Failure launch(const QueueLaunch &launch) {
+  tasks.queues.push_back(launch);
+  return nextFailure;
+}
+
+Failure launch(const SchedulerLaunch &launch) {
+  tasks.schedulers.push_back(launch);
+  return nextFailure;
+}
+
+Failure launch(const BatchLaunch &launch) {
+  tasks.batches.push_back(launch);
+  return nextFailure;
+}
+
+Failure launch(const ReserveLaunch &launch) {
+  tasks.reserves.push_back(launch);
+  return nextFailure;
+}
+
+Failure launch(const BucketsLaunch &launch) {
+  tasks.buckets.push_back(launch);
+  return nextFailure;
+}
+
+Failure launch(const OverlapLaunch &launch) {
+  tasks.overlaps.push_back(launch);
+  return nextFailure;
+}
+
+Failure launch(const ProducerEndLaunch &launch) {
+  tasks.ends.push_back(launch);
+  return nextFailure;
+}
+
+Failure maxSchedulerBlocks(int, int *blocks) {
+  *blocks = fittingSchedulers;
+  return noBlocks;
 }
 
 Failure prime(void *) {
@@ -431,6 +486,119 @@ void queriesAnswer() {
         "%llu bytes", static_cast<unsigned long long>(bytes));
 }
 
+void badQueuesAreRefusedWithAText() {
+  World world(kRanks, kChannels, 512, kMs);
+  ncclFfmStatus status[2] = {};
+  uint32_t progress[2] = {};
+  ncclFfmTaskControl control = {};
+  ncclFfmTicket first[2] = {};
+  float x[4] = {};
+  uint32_t results[4] = {};
+  ncclFfmTaskQueue good = {};
+  good.magic = NCCLFFM_QUEUE_MAGIC;
+  good.version = NCCLFFM_ABI_VERSION;
+  good.nLanes = 2;
+  good.depth = 8;
+  good.blocksPerLane = 2;
+  good.status = status;
+  good.progress = progress;
+  good.control = &control;
+  uint64_t bytes = 0;
+  check(ncclFfmTaskQueueBytes(2, 8, &bytes) == ncclSuccess && bytes == 128 + 2 * (640 + 8 * 128), "%llu bytes",
+        static_cast<unsigned long long>(bytes));
+  for (auto [lanes, depth] : {std::pair{0u, 8u}, {65u, 8u}, {1u, 0u}, {1u, 12u}, {1u, 1u << 21}}) {
+    expect("bytes", ncclFfmTaskQueueBytes(lanes, depth, &bytes), kBad, "a power of two");
+  }
+  expect("bytes", ncclFfmTaskQueueBytes(1, 1, nullptr), kBad, "bytes is null");
+  char *memory = reinterpret_cast<char *>(at(1 << 20));
+  auto with = [&](const char *inText, auto change) {
+    ncclFfmTaskQueue queue = good;
+    change(queue);
+    expect("init", ncclFfmTaskQueueInit(&queue, memory, 0, nullptr), kBad, inText);
+    expect("scheduler", ncclFfmLaunchScheduler(&world.comm(0), &queue, 0, nullptr), kBad, inText);
+    expect("end", ncclFfmTaskProducerEnd(&queue, nullptr), kBad, inText);
+  };
+  with("magic is 0x00000007", [](ncclFfmTaskQueue &q) { q.magic = 7; });
+  with("version 3", [](ncclFfmTaskQueue &q) { q.version = 3; });
+  with("0 lanes", [](ncclFfmTaskQueue &q) { q.nLanes = 0; });
+  with("depth 9", [](ncclFfmTaskQueue &q) { q.depth = 9; });
+  with("with 0 blocks", [](ncclFfmTaskQueue &q) { q.blocksPerLane = 0; });
+  with("queue->status is null", [](ncclFfmTaskQueue &q) { q.status = nullptr; });
+  with("queue->progress is null", [](ncclFfmTaskQueue &q) { q.progress = nullptr; });
+  with("queue->control is null", [](ncclFfmTaskQueue &q) { q.control = nullptr; });
+  expect("init", ncclFfmTaskQueueInit(&good, nullptr, 0, nullptr), kBad, "memory is");
+  expect("init", ncclFfmTaskQueueInit(&good, memory + 64, 0, nullptr), kBad, "128-byte aligned");
+  expect("init", ncclFfmTaskQueueInit(nullptr, memory, 0, nullptr), kBad, "queue is null");
+  expect("scheduler", ncclFfmLaunchScheduler(&world.comm(0), &good, 0, nullptr), kBad, "ncclFfmTaskQueueInit fills");
+  check(shim::tasks.empty(), "a bad queue launched something");
+
+  check(ncclFfmTaskQueueInit(&good, memory, 7, nullptr) == ncclSuccess && shim::tasks.queues.size() == 1 &&
+            shim::tasks.queues[0].firstSequence == 7 && reinterpret_cast<char *>(good.shared) == memory &&
+            reinterpret_cast<char *>(good.lanes) == memory + 128 &&
+            reinterpret_cast<char *>(good.tasks) == memory + 128 + 2 * 640,
+        "the addresses of a queue");
+  expect("mode", ncclFfmLaunchScheduler(&world.comm(0), &good, 3, nullptr), kBad, "mode 3");
+  expect("debug", ncclFfmLaunchScheduler(&world.comm(0), &good, ncclFfmSchedulerDebug, nullptr), kBad, "depth 1");
+  expect("comm", ncclFfmLaunchScheduler(nullptr, &good, 0, nullptr), kBad, "comm is null");
+  ncclFfmTaskQueue wide = good;
+  wide.blocksPerLane = 3;
+  expect("channels", ncclFfmLaunchScheduler(&world.comm(0), &wide, 0, nullptr), kBad, "4 blocks fit, of 4 channels");
+  shim::fittingSchedulers = 3;
+  expect("blocks", ncclFfmLaunchScheduler(&world.comm(0), &good, 0, nullptr), kBad, "3 blocks fit, of 4 channels");
+  shim::fittingSchedulers = 4;
+  check(ncclFfmLaunchScheduler(&world.comm(1), &good, ncclFfmSchedulerDrain, nullptr) == ncclSuccess &&
+            shim::tasks.schedulers.size() == 1 && shim::tasks.schedulers[0].blocks == 4 &&
+            shim::tasks.schedulers[0].comm.status == status && shim::tasks.schedulers[0].comm.laneChannels == 2 &&
+            shim::tasks.schedulers[0].comm.lanes == good.lanes,
+        "the launch of a scheduler");
+
+  ncclFfmTaskBatch batch = {};
+  expect("batch", ncclFfmTaskAppendOnStream(&good, nullptr, nullptr), kBad, "1 to 16 tasks, not 0");
+  expect("batch", ncclFfmTaskAppendOnStream(&good, &batch, nullptr), kBad, "1 to 16 tasks, not 0");
+  batch.nTasks = 17;
+  expect("batch", ncclFfmTaskAppendOnStream(&good, &batch, nullptr), kBad, "not 17");
+  batch.nTasks = 2;
+  batch.tasks[1].lane = 2;
+  expect("batch", ncclFfmTaskAppendOnStream(&good, &batch, nullptr), kBad, "task 1: function 0");
+  batch.tasks[1].lane = 1;
+  check(ncclFfmTaskAppendOnStream(&good, &batch, nullptr) == ncclSuccess && shim::tasks.batches.size() == 1, "batch");
+
+  ncclFfmTaskBuckets buckets = {x, 10, 3, 1, 0, 5, 2, first};
+  auto badBuckets = [&](const char *inText, auto change) {
+    ncclFfmTaskBuckets bad = buckets;
+    change(bad);
+    expect("buckets", ncclFfmTaskAppendBuckets(&good, &bad, nullptr), kBad, inText);
+  };
+  badBuckets("0 blocks", [](ncclFfmTaskBuckets &b) { b.blocks = 0; });
+  badBuckets("first is null", [](ncclFfmTaskBuckets &b) { b.first = nullptr; });
+  badBuckets("buckets of 0", [](ncclFfmTaskBuckets &b) { b.bucketCount = 0; });
+  badBuckets("buff must not", [](ncclFfmTaskBuckets &b) { b.buff = nullptr; });
+  badBuckets("at most 2^40", [](ncclFfmTaskBuckets &b) { b.count = (uint64_t{1} << 40) + 1; });
+  expect("buckets", ncclFfmTaskAppendBuckets(&good, nullptr, nullptr), kBad, "buckets is null");
+  check(shim::tasks.reserves.empty() && shim::tasks.ends.empty(), "a bad producer launched something");
+  check(ncclFfmTaskAppendBuckets(&good, &buckets, nullptr) == ncclSuccess && shim::tasks.buckets.size() == 1 &&
+            shim::tasks.reserves.size() == 1 && shim::tasks.reserves[0].nTasks == 4 && shim::tasks.ends.size() == 1,
+        "the launch of buckets");
+  ncclFfmTaskOverlap overlap = {x, x, x, 4, 5, 1, 1, 0, 5, 2, 3, 0, first, results};
+  auto badOverlap = [&](const char *inText, auto change) {
+    ncclFfmTaskOverlap bad = overlap;
+    change(bad);
+    expect("overlap", ncclFfmTaskIterate(&good, &bad, nullptr), kBad, inText);
+  };
+  badOverlap("0 blocks", [](ncclFfmTaskOverlap &o) { o.blocks = 0; });
+  badOverlap("first is null", [](ncclFfmTaskOverlap &o) { o.first = nullptr; });
+  badOverlap("must not be null", [](ncclFfmTaskOverlap &o) { o.work = nullptr; });
+  badOverlap("parts 4", [](ncclFfmTaskOverlap &o) { o.parts = 4; });
+  expect("overlap", ncclFfmTaskIterate(&good, nullptr, nullptr), kBad, "overlap is null");
+  check(ncclFfmTaskIterate(&good, &overlap, nullptr) == ncclSuccess && shim::tasks.overlaps.size() == 1 &&
+            shim::tasks.reserves.size() == 2 && shim::tasks.reserves[1].nTasks == 10 && shim::tasks.ends.size() == 2,
+        "the launch of iterations");
+  shim::nextFailure = "no such stream";
+  expect("buckets", ncclFfmTaskAppendBuckets(&good, &buckets, nullptr), ncclUnhandledCudaError, "no such stream");
+  check(shim::tasks.ends.size() == 3, "a producer that was counted did not end");
+  shim::nextFailure.clear();
+}
+
 // A row for every field, at its place: fields follow each other with no more between them than alignment asks for, and
 // the last one ends where the struct does. So a field that is not in the table leaves a hole.
 void layoutsAreComplete() {
@@ -449,12 +617,26 @@ void layoutsAreComplete() {
     }
   }
   check(names.size() == count, "a row is there twice");
-  const std::map<std::string, uint64_t> expected = {
-      {"ncclFfmStatus", sizeof(ncclFfmStatus)}, {"ncclFfmChannel", sizeof(ncclFfmChannel)},
-      {"ncclFfmPair", sizeof(ncclFfmPair)},     {"ncclFfmDevComm", sizeof(ncclFfmDevComm)},
-      {"ncclLsaBuffer", sizeof(ncclLsaBuffer)}, {"ncclFfmCall", sizeof(ncclFfmCall)},
-      {"ncclLsaWindow", sizeof(ncclLsaWindow)}, {"ncclLsa", sizeof(ncclLsa)},
-      {"ncclFfmLayout", sizeof(ncclFfmLayout)}, {"struct of the backend", 4}};
+  const std::map<std::string, uint64_t> expected = {{"ncclFfmStatus", sizeof(ncclFfmStatus)},
+                                                    {"ncclFfmChannel", sizeof(ncclFfmChannel)},
+                                                    {"ncclFfmPair", sizeof(ncclFfmPair)},
+                                                    {"ncclFfmDevComm", sizeof(ncclFfmDevComm)},
+                                                    {"ncclLsaBuffer", sizeof(ncclLsaBuffer)},
+                                                    {"ncclFfmCall", sizeof(ncclFfmCall)},
+                                                    {"ncclLsaWindow", sizeof(ncclLsaWindow)},
+                                                    {"ncclLsa", sizeof(ncclLsa)},
+                                                    {"ncclFfmLayout", sizeof(ncclFfmLayout)},
+                                                    {"ncclFfmTaskRecord", sizeof(ncclFfmTaskRecord)},
+                                                    {"ncclFfmTask", sizeof(ncclFfmTask)},
+                                                    {"ncclFfmTaskLane", sizeof(ncclFfmTaskLane)},
+                                                    {"ncclFfmTaskShared", sizeof(ncclFfmTaskShared)},
+                                                    {"ncclFfmTaskControl", sizeof(ncclFfmTaskControl)},
+                                                    {"ncclFfmTaskQueue", sizeof(ncclFfmTaskQueue)},
+                                                    {"ncclFfmTicket", sizeof(ncclFfmTicket)},
+                                                    {"ncclFfmTaskBatch", sizeof(ncclFfmTaskBatch)},
+                                                    {"ncclFfmTaskBuckets", sizeof(ncclFfmTaskBuckets)},
+                                                    {"ncclFfmTaskOverlap", sizeof(ncclFfmTaskOverlap)},
+                                                    {"struct of the backend", 4}};
   check(sizes == expected, "%zu structs, not %zu, or one of another size", sizes.size(), expected.size());
   for (const auto &[name, size] : sizes) {
     if (name == "struct of the backend") continue;
@@ -483,6 +665,7 @@ int main() {
   patternLaunchesHaveABlockFor32KiBUpTo256();
   failureOfALaunchIsAnUnhandledCudaErrorWithItsText();
   queriesAnswer();
+  badQueuesAreRefusedWithAText();
   layoutsAreComplete();
   return report("shim_test");
 }

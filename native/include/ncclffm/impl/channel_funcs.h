@@ -19,7 +19,7 @@ template <class Coop>
 NCCLFFM_DEVICE ncclResult_t take(const Coop &coop, const DevComm &comm, uint64_t *state, Site &site) {
   uint64_t resultAndEpoch = 0;
   if (coop.rank() == 0) {
-    ncclResult_t result = failureOf(comm);
+    ncclResult_t result = failureOf(comm, site.channel);
     if (result == ncclSuccess) {
       uint64_t old = fetchOrRelaxedGpu(state, kBusyBit);
       site.epoch = static_cast<uint32_t>(old);
@@ -95,7 +95,7 @@ NCCLFFM_DEVICE const Letter *ChannelSession<Coop>::begun(int peer) const {
 template <class Coop>
 NCCLFFM_DEVICE void ChannelSession<Coop>::beginExchange(uint32_t hash) {
   ++site_.epoch;
-  site_.hash = hash;
+  site_.hash = hash ^ taskHash_;
 }
 
 template <class Coop>
@@ -136,7 +136,7 @@ NCCLFFM_DEVICE ncclResult_t ChannelSession<Coop>::endExchange(ncclResult_t ofThi
     }
   }
   bool failed = holds(Rule::kReadBeforeEnd) ? coop_.syncAny(ofThisThread != ncclSuccess) : ofThisThread != ncclSuccess;
-  if (failed) result_ = failureOf(comm_);
+  if (failed) result_ = failureOf(comm_, site_.channel);
   // A slot of Simple has been read, by loads whose values are stored by now: the next lines of LL may tell the peers.
   releaseForSanitizer(mailboxOf(comm_, comm_.rank, site_.channel, comm_.rank));
   // Clearing races with no store of a peer, if what a peer sends after it saw this rank's next exchange comes after the
@@ -203,7 +203,7 @@ NCCLFFM_DEVICE ncclResult_t PairSession<Coop>::beginStep(uint32_t hash) {
     credit = coop_.syncBroadcast(credit);
     taken_ = static_cast<uint32_t>(credit);
     if (static_cast<int32_t>(taken_ - needed) < 0) {
-      result_ = failureOf(comm_);
+      result_ = failureOf(comm_, site_.channel);
       return result_;
     }
   }
@@ -239,7 +239,7 @@ NCCLFFM_DEVICE ncclResult_t PairSession<Coop>::endStep(ncclResult_t ofThisThread
   }
   bool failed = coop_.syncAny(ofThisThread != ncclSuccess);
   if (failed) {
-    result_ = failureOf(comm_);
+    result_ = failureOf(comm_, site_.channel);
   } else if (direction_ == Direction::kRecv && coop_.rank() == 0) {
     storeReleaseSys(&outbox()->pairTaken, makeLetter(site_));
   }

@@ -339,7 +339,8 @@ NCCLFFM_DEVICE ncclResult_t runStepOfLines(ChannelSession<Coop> &session, const 
 // All threads of the group go on, once what all ranks stored before their tellReady is there; or none does.
 template <class Session>
 NCCLFFM_DEVICE ncclResult_t syncReady(const Session &session) {
-  return session.coop().syncAny(session.awaitReady() != ncclSuccess) ? failureOf(session.comm()) : ncclSuccess;
+  return session.coop().syncAny(session.awaitReady() != ncclSuccess) ? failureOf(session.comm(), session.site().channel)
+                                                                     : ncclSuccess;
 }
 
 // A step by Simple: data, then one letter, which also says that the exchange has begun.

@@ -380,7 +380,7 @@ NCCLFFM_DEVICE ncclResult_t runShare(ChannelSession<Coop> &session, const Call &
 // A checked send, receive or both with nothing left open, on a group's share of it.
 template <class Coop>
 NCCLFFM_DEVICE_CALL ncclResult_t runPairShare(Coop coop, const DevComm &comm, const Call &call, int channel,
-                                              const BlockShare &share) {
+                                              const BlockShare &share, uint32_t taskHash = 0) {
   if (share.count == 0) return ncclSuccess;
   const uint32_t elementBytes = elementBytesOf(call.datatype);
   const uint64_t first = share.first * elementBytes, bytes = share.count * elementBytes;
@@ -388,7 +388,7 @@ NCCLFFM_DEVICE_CALL ncclResult_t runPairShare(Coop coop, const DevComm &comm, co
   Call neutral = call;  // the two ends of a pair have the same hash
   neutral.function = ncclFfmFunctionSendRecv;
   neutral.op = ncclSum;
-  const uint32_t hash = hashOf(neutral, share.count);
+  const uint32_t hash = hashOf(neutral, share.count) ^ taskHash;
   const ConstSpan out = {static_cast<const char *>(call.sendbuff) + first, bytes, elementBytes};
   const Arrival in = {{static_cast<char *>(call.recvbuff) + first, bytes, elementBytes}, nullptr, {}};
   const int to = call.function == ncclFfmFunctionRecv ? kNobody : call.root;

@@ -35,6 +35,13 @@ enum class Rule {
   kCompareHash,     // ranks that call different things are told so
   kReadBeforeEnd,   // an exchange ends when all threads have read what came in
   kCheckOverlap,    // buffers that overlap are refused
+  kTaskRoom,        // a task is not written over one that is not done
+  kTaskRelease,     // a task's number is stored in its slot after the rest of the task
+  kTaskGeneration,  // a task is taken when its own number is in the slot
+  kLaunchBound,     // a task is taken when it has been launched
+  kTaskOrder,       // a task starts when all blocks of the lane have finished the one before
+  kTaskAgreement,   // hashes tell tasks apart that only differ in name or number
+  kIdleRecheck,     // a scheduler looks for work once more after it has announced its end
   kScalarTail,      // what is left of a buffer after its last whole word is moved element by element
 };
 

@@ -22,15 +22,26 @@ constexpr uint32_t kPauseNs = 50000;
 constexpr bool kYieldBetweenPolls = true;  // the peer may need this very processor
 #endif
 
-NCCLFFM_DEVICE ncclResult_t failureOf(const DevComm &comm) {
-  return static_cast<ncclResult_t>(loadRelaxedGpu(&comm.channels[0].failed));
+NCCLFFM_DEVICE int laneOf(const DevComm &comm, int channel) {
+  return comm.lanes == nullptr ? 0 : channel / comm.laneChannels;
 }
+
+NCCLFFM_DEVICE uint32_t *failedWord(const DevComm &comm, int channel) {
+  return comm.lanes == nullptr ? &comm.channels[0].failed : &comm.lanes[laneOf(comm, channel)].failed;
+}
+
+NCCLFFM_DEVICE ncclResult_t failureOf(const DevComm &comm, int channel) {
+  return static_cast<ncclResult_t>(loadRelaxedGpu(failedWord(comm, channel)));
+}
+
+// Names the task that failed, and what the peer came to instead; see impl/task_record.h.
+NCCLFFM_DEVICE_CALL void recordTasks(const DevComm &comm, Site site, ncclResult_t code, int peer, Status *status);
 
 NCCLFFM_DEVICE_CALL ncclResult_t fail(const DevComm &comm, Site site, ncclResult_t code, int peer, uint64_t waitedNs) {
   // The claim is a word in device memory: few PCs have atomics over PCIe, which one in the status record would need.
-  uint32_t first = compareAndSwapRelaxedGpu(&comm.channels[0].failed, ncclSuccess, code);
+  uint32_t first = compareAndSwapRelaxedGpu(failedWord(comm, site.channel), ncclSuccess, code);
   if (first != ncclSuccess) return static_cast<ncclResult_t>(first);
-  Status *status = comm.status;
+  Status *status = comm.status + laneOf(comm, site.channel);
   storeRelaxedSys(&status->code, static_cast<uint32_t>(code));
   storeRelaxedSys(&status->function, static_cast<uint32_t>(site.function));
   storeRelaxedSys(reinterpret_cast<uint32_t *>(&status->rank), static_cast<uint32_t>(comm.rank));
@@ -38,6 +49,7 @@ NCCLFFM_DEVICE_CALL ncclResult_t fail(const DevComm &comm, Site site, ncclResult
   storeRelaxedSys(reinterpret_cast<uint32_t *>(&status->channel), static_cast<uint32_t>(site.channel));
   storeRelaxedSys(&status->epoch, site.epoch);
   storeRelaxedSys(&status->waitedNs, waitedNs);
+  if (comm.lanes != nullptr) recordTasks(comm, site, code, peer, status);
   storeReleaseSys(&status->ready, 1);
   return code;
 }
@@ -45,15 +57,20 @@ NCCLFFM_DEVICE_CALL ncclResult_t fail(const DevComm &comm, Site site, ncclResult
 // What ends a wait before it is over. letter: of the peer, or null.
 NCCLFFM_DEVICE_CALL ncclResult_t reasonToStop(const DevComm &comm, Site site, const uint64_t *letter, int peer,
                                               uint64_t waitedNs) {
-  ncclResult_t failure = failureOf(comm);
+  ncclResult_t failure = failureOf(comm, site.channel);
   if (failure != ncclSuccess) return failure;
+  if (comm.lanes != nullptr && comm.channels != nullptr) {  // a lane ends with its communicator
+    failure = static_cast<ncclResult_t>(loadRelaxedGpu(&comm.channels[0].failed));
+    if (failure != ncclSuccess) return fail(comm, site, failure, peer, waitedNs);
+  }
   if (holds(Rule::kCompareHash) && letter != nullptr) {
     uint64_t epochAndHash = loadRelaxedSys(letter);
     if (static_cast<uint32_t>(epochAndHash) == site.epoch && static_cast<uint32_t>(epochAndHash >> 32) != site.hash) {
       return fail(comm, site, ncclInvalidUsage, peer, waitedNs);
     }
   }
-  if (loadRelaxedSys(&comm.status->abort) != 0) return fail(comm, site, ncclRemoteError, peer, waitedNs);
+  if (loadRelaxedSys(&comm.status[laneOf(comm, site.channel)].abort) != 0)
+    return fail(comm, site, ncclRemoteError, peer, waitedNs);
   if (comm.timeoutNs != 0 && waitedNs >= comm.timeoutNs) return fail(comm, site, ncclTimeout, peer, waitedNs);
   return ncclSuccess;
 }

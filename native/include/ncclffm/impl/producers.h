@@ -1,0 +1,142 @@
+// The bodies of the shim's kernels that append tasks; ncclffm.h says what they do.
+#ifndef NCCLFFM_IMPL_PRODUCERS_H_
+#define NCCLFFM_IMPL_PRODUCERS_H_
+
+#include "../fused.h"
+#include "../task_queue.h"
+
+namespace ncclffm {
+
+NCCLFFM_DEVICE void storeTicket(Ticket *to, const Ticket &ticket) {
+  storeRelaxedSys(&to->lane, ticket.lane);
+  storeRelaxedSys(&to->sequence, ticket.sequence);
+  storeRelaxedSys(&to->result, ticket.result);
+  storeReleaseSys(&to->ready, 1);
+}
+
+// Appends a task that its lane numbers. Full until the deadline, it has taken no ticket, and nothing is missing.
+NCCLFFM_DEVICE ncclResult_t appendInTime(const TaskQueue &queue, const Task &task, TaskPlace place, Ticket *ticket) {
+  place.waits = false;
+  uint64_t startNs = 0;
+  for (;;) {
+    const ncclResult_t result =
+        ncclTaskAppend(CoopThread(), queue, TaskSymbol(task.symbol), static_cast<int>(task.function), task.datatype,
+                       task.op, task.sendbuff, task.recvbuff, task.count, place, ticket);
+    if (result != static_cast<ncclResult_t>(ncclFfmQueueFull)) return result;
+    ncclTaskLaunch(CoopThread(), queue);  // what fills the ring, if nobody has launched it
+    const uint64_t now = nowNs();
+    if (startNs == 0) startNs = now;
+    if (queue.timeoutNs != 0 && now - startNs >= queue.timeoutNs) return result;
+    if (loadRelaxedSys(&queue.status[place.lane].abort) != 0) {
+      return failLane(queue, place.lane, ticket->sequence, ncclRemoteError, now - startNs);
+    }
+    pauseNs(kPauseNs);
+  }
+}
+
+// By one thread.
+NCCLFFM_DEVICE void appendBatch(const TaskQueue &queue, const ncclFfmTaskBatch &batch) {
+  for (uint32_t i = 0; i < batch.nTasks; ++i) {
+    const Task &task = batch.tasks[i];
+    Ticket ticket = {task.lane, task.sequence, ncclSuccess, 1};
+    TaskPlace place = TaskPlace::at(ticket);
+    place.named = batch.named != 0;
+    place.root = task.root;
+    place.source = task.source;
+    const ncclResult_t result =
+        place.named ? ncclTaskAppend(CoopThread(), queue, TaskSymbol(task.symbol), static_cast<int>(task.function),
+                                     task.datatype, task.op, task.sendbuff, task.recvbuff, task.count, place, &ticket)
+                    : appendInTime(queue, task, place, &ticket);
+    ticket.result = static_cast<uint32_t>(result);
+    if (result == ncclSuccess) ncclTaskLaunch(queue, ticket);
+    if (batch.tickets != nullptr) storeTicket(batch.tickets + i, ticket);
+  }
+  ncclTaskProducerEnd(queue);
+}
+
+// Takes numbers for n tasks, dealt out to the lanes in turn. By one thread.
+NCCLFFM_DEVICE void reserveInTurn(const TaskQueue &queue, uint64_t n, Ticket *first) {
+  for (uint32_t l = 0; l < queue.nLanes; ++l) {
+    Ticket ticket = {l, 0, ncclSuccess, 1};
+    const uint64_t ofLane = (n + queue.nLanes - 1 - l) / queue.nLanes;
+    ticket.result = static_cast<uint32_t>(ncclTaskReserve(queue, l, static_cast<uint32_t>(ofLane), &ticket));
+    storeTicket(first + l, ticket);
+  }
+}
+
+// The ticket of task k of those.
+NCCLFFM_DEVICE Ticket ticketInTurn(const TaskQueue &queue, const Ticket *first, uint64_t k) {
+  const uint32_t lane = static_cast<uint32_t>(k % queue.nLanes);
+  return {lane, loadRelaxedSys(&first[lane].sequence) + static_cast<uint32_t>(k / queue.nLanes),
+          loadRelaxedSys(&first[lane].result), 1};
+}
+
+// Appends and launches an all-reduce (sum) of floats at a ticket.
+template <class Coop>
+NCCLFFM_DEVICE ncclResult_t appendSum(const Coop &coop, const TaskQueue &queue, uint32_t symbol, const float *sendbuff,
+                                      float *recvbuff, uint64_t count, const Ticket &ticket) {
+  if (ticket.result != ncclSuccess) return static_cast<ncclResult_t>(ticket.result);
+  const ncclResult_t result = ncclTaskAppend(coop, queue, TaskSymbol(symbol), ncclFfmFunctionAllReduce, ncclFloat32,
+                                             ncclSum, sendbuff, recvbuff, count, TaskPlace::at(ticket));
+  if (result == ncclSuccess && coop.rank() == 0) ncclTaskLaunch(queue, ticket);
+  return result;
+}
+
+NCCLFFM_DEVICE uint64_t nBucketsOf(const ncclFfmTaskBuckets &buckets) {
+  return (buckets.count + buckets.bucketCount - 1) / buckets.bucketCount;
+}
+
+// A lane that has failed says so by itself.
+template <class Coop>
+NCCLFFM_DEVICE void produceBuckets(const Coop &coop, const TaskQueue &queue, const ncclFfmTaskBuckets &buckets,
+                                   int block, int nBlocks) {
+  const ScaleAdd scaleAdd = {buckets.a, buckets.b};
+  for (uint64_t k = static_cast<uint64_t>(block); k < nBucketsOf(buckets); k += static_cast<uint64_t>(nBlocks)) {
+    const uint64_t start = k * buckets.bucketCount, left = buckets.count - start;
+    const uint64_t count = left < buckets.bucketCount ? left : buckets.bucketCount;
+    float *x = buckets.buff + start;
+    for (uint64_t i = coop.rank(); i < count; i += coop.size()) x[i] = scaleAdd(x[i]);
+    if (appendSum(coop, queue, buckets.symbol, x, x, count, ticketInTurn(queue, buckets.first, k)) != ncclSuccess) {
+      return;
+    }
+  }
+}
+
+template <class Coop>
+NCCLFFM_DEVICE void produceIterations(const Coop &coop, const TaskQueue &queue, const ncclFfmTaskOverlap &o, int block,
+                                      int nBlocks) {
+  const BlockShare share = shareOf(o.count, sizeof(float), block, nBlocks);
+  const bool computes = (o.parts & 1) != 0, communicates = (o.parts & 2) != 0;
+  const ScaleAdd scaleAdd = {o.a, o.b};
+  auto sendOf = [&](uint32_t i) { return o.work + (i % 2) * o.count + share.first; };
+  auto recvOf = [&](uint32_t i) { return o.work + (2 + i % 2) * o.count + share.first; };
+  auto compute = [&](uint32_t i) {
+    for (uint64_t j = coop.rank(); j < share.count; j += coop.size()) {
+      float x = o.in[share.first + j] + static_cast<float>(i);
+      for (uint32_t round = 0; round < o.rounds; ++round) x = scaleAdd(x);
+      sendOf(i)[j] = x;
+    }
+  };
+  ncclResult_t result = ncclSuccess;
+  if (computes && o.iterations != 0) compute(0);
+  for (uint32_t i = 0; i < o.iterations && result == ncclSuccess; ++i) {
+    const uint64_t k = static_cast<uint64_t>(i) * static_cast<uint64_t>(nBlocks) + static_cast<uint64_t>(block);
+    Ticket ticket = {};
+    if (communicates) {
+      ticket = ticketInTurn(queue, o.first, k);
+      result = appendSum(coop, queue, o.symbol, sendOf(i), recvOf(i), share.count, ticket);
+    }
+    if (computes && i + 1 < o.iterations) compute(i + 1);
+    if (communicates && result == ncclSuccess) result = ncclTaskWait(coop, queue, ticket);
+    if (computes && result == ncclSuccess) {
+      const float *x = communicates ? recvOf(i) : sendOf(i);
+      float *out = o.out + share.first;
+      for (uint64_t j = coop.rank(); j < share.count; j += coop.size()) out[j] = i == 0 ? x[j] : out[j] + x[j];
+    }
+  }
+  if (coop.rank() == 0) storeRelaxedSys(o.results + block, static_cast<uint32_t>(result));
+}
+
+}  // namespace ncclffm
+
+#endif  // NCCLFFM_IMPL_PRODUCERS_H_

@@ -1,0 +1,289 @@
+// Bodies of task_queue.h.
+#ifndef NCCLFFM_IMPL_TASK_QUEUE_FUNCS_H_
+#define NCCLFFM_IMPL_TASK_QUEUE_FUNCS_H_
+
+namespace ncclffm {
+
+// Polls before a wait becomes one of wait.h, which costs more to set up.
+#ifdef __CUDACC__
+constexpr int kQuickPolls = 64;
+#else
+constexpr int kQuickPolls = 1;
+#endif
+
+NCCLFFM_DEVICE bool isValid(const TaskQueue &queue) {
+  return queue.magic == NCCLFFM_QUEUE_MAGIC && queue.version == NCCLFFM_ABI_VERSION && queue.nLanes >= 1 &&
+         queue.nLanes <= NCCLFFM_MAX_LANES && queue.lanes != nullptr && queue.tasks != nullptr;
+}
+
+// Whether a number is at or beyond another one, on the circle of 2^32.
+NCCLFFM_DEVICE bool isAtOrBeyond(uint32_t number, uint32_t other) {
+  return static_cast<int32_t>(number - other) >= 0;
+}
+
+NCCLFFM_DEVICE Task *slotOfTask(const TaskQueue &queue, uint32_t lane, uint32_t sequence) {
+  return queue.tasks + static_cast<uint64_t>(lane) * queue.depth + (sequence & (queue.depth - 1));
+}
+
+NCCLFFM_DEVICE bool hasRoom(const TaskQueue &queue, uint32_t sequence, uint32_t done) {
+  return !holds(Rule::kTaskRoom) || static_cast<int32_t>(sequence - done) < static_cast<int32_t>(queue.depth);
+}
+
+// Raises a word that counts on the circle to at least `to`. guess: what it probably is now, one less than `to` or so.
+NCCLFFM_DEVICE void raiseOnTheCircle(uint32_t *word, uint32_t to, uint32_t guess) {
+  for (uint32_t now = guess;;) {
+    const uint32_t old = compareAndSwapRelaxedGpu(word, now, to);
+    if (old == now || isAtOrBeyond(old, to)) return;
+    now = old;
+  }
+}
+
+// What a queue is to wait.h: a communicator of which only the lanes can fail, one channel each.
+NCCLFFM_DEVICE DevComm waitingOn(const TaskQueue &queue) {
+  DevComm comm = {};
+  comm.rank = queue.rank;
+  comm.timeoutNs = queue.timeoutNs;
+  comm.status = queue.status;
+  comm.lanes = queue.lanes;
+  comm.laneChannels = 1;
+  return comm;
+}
+
+NCCLFFM_DEVICE ncclResult_t failureOfLane(const TaskQueue &queue, uint32_t lane) {
+  return static_cast<ncclResult_t>(loadRelaxedGpu(&queue.lanes[lane].failed));
+}
+
+// Fails a lane. sequence: what it came to.
+NCCLFFM_DEVICE_CALL ncclResult_t failLane(const TaskQueue &queue, uint32_t lane, uint32_t sequence, ncclResult_t code,
+                                          uint64_t waitedNs) {
+  const Site site = {ncclFfmFunctionNone, static_cast<int>(lane), sequence, 0};
+  return fail(waitingOn(queue), site, code, kNobody, waitedNs);
+}
+
+// Waits until the lane has done `bound` tasks: those before this number.
+NCCLFFM_DEVICE_CALL ncclResult_t waitUntilDone(const TaskQueue &queue, uint32_t lane, uint32_t bound) {
+  const DevComm comm = waitingOn(queue);
+  const Site site = {ncclFfmFunctionNone, static_cast<int>(lane), bound, 0};
+  auto noLetter = [](int) -> const Letter * { return nullptr; };
+  const uint32_t *done = &queue.lanes[lane].done;
+  const ncclResult_t result = waitFor(Alone(), comm, site, noLetter,
+                                      [&] { return isAtOrBeyond(loadAcquireGpu(done), bound) ? kNobody : queue.rank; });
+  // A lane that has failed since was not too late for this one.
+  return isAtOrBeyond(loadAcquireGpu(done), bound) ? ncclSuccess : result;
+}
+
+// A ticket is taken and its place is not free: a full ring is launched, for otherwise it might stay full.
+NCCLFFM_DEVICE_CALL ncclResult_t waitForRoom(const TaskQueue &queue, uint32_t lane, uint32_t sequence) {
+  raiseOnTheCircle(&queue.lanes[lane].launched, sequence, sequence - 1);
+  const ncclResult_t result = waitUntilDone(queue, lane, sequence - queue.depth + 1);
+  return result == ncclTimeout ? static_cast<ncclResult_t>(ncclFfmQueueFull) : result;
+}
+
+// Takes the next number of a lane if its place is free.
+NCCLFFM_DEVICE_CALL bool takeIfRoom(const TaskQueue &queue, uint32_t lane, uint32_t *sequence) {
+  uint32_t *head = &queue.lanes[lane].head;
+  uint32_t next = loadRelaxedGpu(head);
+  for (;;) {
+    if (!hasRoom(queue, next, loadAcquireGpu(&queue.lanes[lane].done))) return false;
+    const uint32_t old = compareAndSwapRelaxedGpu(head, next, next + 1);
+    if (old == next) break;
+    next = old;
+  }
+  *sequence = next;
+  return true;
+}
+
+// Whether a task can be one at all; what depends on the communicator, the scheduler finds out.
+NCCLFFM_DEVICE bool isTask(const TaskQueue &queue, int taskType, int datatype, int op, uint64_t count, uint32_t lane) {
+  if (!isValid(queue) || lane >= queue.nLanes || count > kMaxCount) return false;
+  if (taskType == ncclFfmFunctionNone || taskType == ncclFfmFunctionBarrier) return true;
+  if (taskType < ncclFfmFunctionAllReduce || taskType > ncclFfmFunctionSendRecv) return false;
+  return elementBytesOf(datatype) != 0 && (!reduces(static_cast<uint32_t>(taskType)) || isReduction(op));
+}
+
+NCCLFFM_DEVICE void publish(Task *slot, uint32_t sequence, const Task &task) {
+  if (!holds(Rule::kTaskRelease)) storeRelaxedGpu(&slot->sequence, sequence + 1);
+  NCCLFFM_STALL();
+  slot->symbol = task.symbol;
+  slot->function = task.function;
+  slot->datatype = task.datatype;
+  slot->op = task.op;
+  slot->root = task.root;
+  slot->source = task.source;
+  slot->lane = task.lane;
+  slot->count = task.count;
+  slot->sendbuff = task.sendbuff;
+  slot->recvbuff = task.recvbuff;
+  NCCLFFM_STALL();
+  if (holds(Rule::kTaskRelease)) storeReleaseGpu(&slot->sequence, sequence + 1);
+}
+
+// One thread appends one task.
+NCCLFFM_DEVICE ncclResult_t appendTask(const TaskQueue &queue, const Task &task, const TaskPlace &place,
+                                       uint32_t *sequence) {
+  TaskLane &lane = queue.lanes[place.lane];
+  // All on their way at the same time.
+  *sequence = place.named || !place.waits ? place.sequence : fetchAddRelaxedGpu(&lane.head, 1);
+  const uint32_t failed = loadRelaxedGpu(&lane.failed);
+  const uint32_t done = loadAcquireGpu(&lane.done);
+  if (failed != ncclSuccess) return static_cast<ncclResult_t>(failed);
+  if (!place.named && !place.waits) {
+    if (!takeIfRoom(queue, place.lane, sequence)) return static_cast<ncclResult_t>(ncclFfmQueueFull);
+  } else {
+    if (place.named && !isAtOrBeyond(*sequence, done)) return ncclInvalidUsage;
+    if (!hasRoom(queue, *sequence, done)) {
+      const ncclResult_t result = waitForRoom(queue, place.lane, *sequence);
+      if (result != ncclSuccess) return result;
+    }
+  }
+  Task *slot = slotOfTask(queue, place.lane, *sequence);
+  if (place.named) {
+    if (isAtOrBeyond(loadRelaxedGpu(&slot->sequence), *sequence + 1)) return ncclInvalidUsage;
+    if (!isAtOrBeyond(loadRelaxedGpu(&lane.head), *sequence + 1)) {
+      raiseOnTheCircle(&lane.head, *sequence + 1, *sequence);
+    }
+  }
+  publish(slot, *sequence, task);
+  return ncclSuccess;
+}
+
+NCCLFFM_DEVICE Task makeTask(TaskSymbol symbol, int taskType, int datatype, int op, const void *sendbuff,
+                             void *recvbuff, uint64_t count, const TaskPlace &place) {
+  Task task = {};
+  task.symbol = symbol.hash;
+  task.function = static_cast<uint32_t>(taskType);
+  task.datatype = datatype;
+  task.op = op;
+  task.root = place.root;
+  task.source = place.source;
+  task.lane = place.lane;
+  task.count = count;
+  task.sendbuff = sendbuff;
+  task.recvbuff = recvbuff;
+  return task;
+}
+
+template <class Coop>
+NCCLFFM_DEVICE ncclResult_t ncclTaskAppend(Coop coop, const TaskQueue &queue, TaskSymbol symbol, int taskType,
+                                           int datatype, int op, const void *sendbuff, void *recvbuff, size_t count,
+                                           const TaskPlace &place, Ticket *ticket) {
+  if (!isTask(queue, taskType, datatype, op, count, place.lane)) return ncclInvalidArgument;
+  coop.sync();
+  uint64_t resultAndSequence = 0;
+  if (coop.rank() == 0) {
+    uint32_t sequence = 0;
+    const ncclResult_t result =
+        appendTask(queue, makeTask(symbol, taskType, datatype, op, sendbuff, recvbuff, count, place), place, &sequence);
+    resultAndSequence = static_cast<uint64_t>(result) << 32 | sequence;
+  }
+  resultAndSequence = coop.syncBroadcast(resultAndSequence);
+  const ncclResult_t result = static_cast<ncclResult_t>(resultAndSequence >> 32);
+  if (ticket != nullptr) {
+    *ticket = {place.lane, static_cast<uint32_t>(resultAndSequence), static_cast<uint32_t>(result), 1};
+  }
+  return result;
+}
+
+NCCLFFM_DEVICE ncclResult_t ncclTaskAppend(const TaskQueue &queue, TaskSymbol symbol, int taskType, int datatype,
+                                           int op, const void *sendbuff, void *recvbuff, size_t count, uint32_t lane,
+                                           Ticket *ticket) {
+  TaskPlace place;
+  place.lane = lane;
+  return ncclTaskAppend(CoopBlock(), queue, symbol, taskType, datatype, op, sendbuff, recvbuff, count, place, ticket);
+}
+
+NCCLFFM_DEVICE ncclResult_t ncclTaskAppend(const TaskQueue &queue, TaskSymbol symbol, int taskType, int datatype,
+                                           int op, const void *sendbuff, void *recvbuff, size_t count, uint32_t lane,
+                                           uint32_t sequence, Ticket *ticket) {
+  const TaskPlace place = TaskPlace::at({lane, sequence, 0, 0});
+  return ncclTaskAppend(CoopBlock(), queue, symbol, taskType, datatype, op, sendbuff, recvbuff, count, place, ticket);
+}
+
+#ifdef __CUDACC__
+NCCLFFM_DEVICE ncclResult_t ncclTaskAppendEach(CoopWarp warp, const TaskQueue &queue, TaskSymbol symbol, int taskType,
+                                               int datatype, int op, const void *sendbuff, void *recvbuff, size_t count,
+                                               const TaskPlace &place, Ticket *ticket) {
+  const bool bad = !isTask(queue, taskType, datatype, op, count, place.lane) || place.named || !place.waits;
+  if (warp.syncAny(bad)) return ncclInvalidArgument;
+  TaskLane &lane = queue.lanes[place.lane];
+  uint64_t first = 0;
+  if (warp.rank() == 0) first = fetchAddRelaxedGpu(&lane.head, warp.size());
+  const uint32_t failed = loadRelaxedGpu(&lane.failed);
+  const uint32_t done = loadAcquireGpu(&lane.done);
+  const uint32_t sequence = static_cast<uint32_t>(warp.syncBroadcast(first)) + warp.rank();
+  ncclResult_t result = static_cast<ncclResult_t>(failed);
+  // Threads that find room go on, so that those that do not may get it.
+  if (result == ncclSuccess && !hasRoom(queue, sequence, done)) result = waitForRoom(queue, place.lane, sequence);
+  if (result == ncclSuccess) {
+    publish(slotOfTask(queue, place.lane, sequence), sequence,
+            makeTask(symbol, taskType, datatype, op, sendbuff, recvbuff, count, place));
+  }
+  if (ticket != nullptr) *ticket = {place.lane, sequence, static_cast<uint32_t>(result), 1};
+  warp.sync();
+  return result;
+}
+#endif
+
+NCCLFFM_DEVICE ncclResult_t ncclTaskReserve(const TaskQueue &queue, uint32_t lane, uint32_t n, Ticket *first) {
+  if (!isValid(queue) || lane >= queue.nLanes) return ncclInvalidArgument;
+  const ncclResult_t result = failureOfLane(queue, lane);
+  if (result != ncclSuccess) return result;
+  *first = {lane, fetchAddRelaxedGpu(&queue.lanes[lane].head, n), ncclSuccess, 1};
+  return ncclSuccess;
+}
+
+NCCLFFM_DEVICE ncclResult_t ncclTaskLaunch(const TaskQueue &queue, const Ticket &ticket) {
+  if (!isValid(queue) || ticket.lane >= queue.nLanes) return ncclInvalidArgument;
+  raiseOnTheCircle(&queue.lanes[ticket.lane].launched, ticket.sequence + 1, ticket.sequence);
+  return ncclSuccess;
+}
+
+template <class Coop>
+NCCLFFM_DEVICE ncclResult_t ncclTaskLaunch(Coop coop, const TaskQueue &queue) {
+  if (!isValid(queue)) return ncclInvalidArgument;
+  coop.sync();
+  for (uint32_t l = coop.rank(); l < queue.nLanes; l += coop.size()) {
+    const uint32_t head = loadRelaxedGpu(&queue.lanes[l].head);
+    const uint32_t launched = loadRelaxedGpu(&queue.lanes[l].launched);
+    if (!isAtOrBeyond(launched, head)) raiseOnTheCircle(&queue.lanes[l].launched, head, launched);
+  }
+  return ncclSuccess;
+}
+
+NCCLFFM_DEVICE ncclResult_t ncclTaskLaunch(const TaskQueue &queue) {
+  return ncclTaskLaunch(CoopBlock(), queue);
+}
+
+NCCLFFM_DEVICE ncclResult_t ncclTaskTest(const TaskQueue &queue, const Ticket &ticket) {
+  if (!isValid(queue) || ticket.lane >= queue.nLanes) return ncclInvalidArgument;
+  const TaskLane &lane = queue.lanes[ticket.lane];
+  const uint32_t failed = loadRelaxedGpu(&lane.failed);  // first: what was done before the failure is done
+  if (isAtOrBeyond(loadAcquireGpu(&lane.done), ticket.sequence + 1)) return ncclSuccess;
+  return failed != ncclSuccess ? static_cast<ncclResult_t>(failed) : ncclInProgress;
+}
+
+template <class Coop>
+NCCLFFM_DEVICE ncclResult_t ncclTaskWait(Coop coop, const TaskQueue &queue, const Ticket &ticket) {
+  if (!isValid(queue) || ticket.lane >= queue.nLanes) return ncclInvalidArgument;
+  uint64_t result = ncclInProgress;
+  if (coop.rank() == 0) {
+    const uint32_t *done = &queue.lanes[ticket.lane].done;
+    for (int polls = 0; polls < kQuickPolls && result != ncclSuccess; ++polls) {
+      if (isAtOrBeyond(loadAcquireGpu(done), ticket.sequence + 1)) result = ncclSuccess;
+    }
+    if (result != ncclSuccess) result = waitUntilDone(queue, ticket.lane, ticket.sequence + 1);
+  }
+  return static_cast<ncclResult_t>(coop.syncBroadcast(result));
+}
+
+NCCLFFM_DEVICE ncclResult_t ncclTaskWait(const TaskQueue &queue, const Ticket &ticket) {
+  return ncclTaskWait(CoopBlock(), queue, ticket);
+}
+
+NCCLFFM_DEVICE void ncclTaskProducerEnd(const TaskQueue &queue) {
+  fetchAddAcqRelGpu(&queue.shared->finished, 1);
+}
+
+}  // namespace ncclffm
+
+#endif  // NCCLFFM_IMPL_TASK_QUEUE_FUNCS_H_

@@ -1,0 +1,130 @@
+// What the tests of the task route share: the queues of all ranks in plain memory, their schedulers on host threads,
+// and what Java does to keep a scheduler running.
+#ifndef NCCLFFM_TEST_DEVICE_TASK_WORLD_H_
+#define NCCLFFM_TEST_DEVICE_TASK_WORLD_H_
+
+#include "cases.h"
+
+namespace ncclffm::test {
+
+struct QueueShape {
+  uint32_t nLanes, blocksPerLane, depth, firstSequence;
+  uint64_t timeoutNs, idleNs;
+};
+
+/// The queue of one rank.
+class Queue {
+ public:
+  Queue(const DevComm &comm, const QueueShape &shape)
+      : lanes_(shape.nLanes),
+        tasks_(static_cast<size_t>(shape.nLanes) * shape.depth),
+        status_(shape.nLanes),
+        progress_(shape.nLanes) {
+    queue.magic = NCCLFFM_QUEUE_MAGIC;
+    queue.version = NCCLFFM_ABI_VERSION;
+    queue.rank = comm.rank;
+    queue.nLanes = shape.nLanes;
+    queue.depth = shape.depth;
+    queue.blocksPerLane = shape.blocksPerLane;
+    queue.timeoutNs = shape.timeoutNs;
+    queue.idleNs = shape.idleNs;
+    queue.shared = &shared_;
+    queue.lanes = lanes_.data();
+    queue.tasks = tasks_.data();
+    queue.status = status_.data();
+    queue.progress = progress_.data();
+    queue.control = &control_;
+    clearQueue(queue, shape.firstSequence, 0, 1);
+    view = schedulerComm(comm, queue);
+  }
+  ~Queue() { joinScheduler(); }
+
+  /// Launches a scheduler, after the one before has ended: launches are on one stream. threads: of a block.
+  void launchScheduler(ncclFfmSchedulerMode mode, uint32_t threads = 1) {
+    joinScheduler();
+    __atomic_store_n(&control_.state, ncclFfmSchedulerRunning, __ATOMIC_RELAXED);
+    ++launches;
+    const uint32_t blocks = queue.nLanes * queue.blocksPerLane;
+    groups_.clear();
+    for (uint32_t b = 0; b < blocks; ++b) groups_.push_back(std::make_unique<Group>(threads));
+    for (uint32_t b = 0; b < blocks; ++b) {
+      for (uint32_t t = 0; t < threads; ++t) {
+        scheduler_.emplace_back([this, mode, threads, b, t] {
+          if (threads == 1) {
+            runScheduler(CoopThread(), view, queue, mode, static_cast<int>(b));
+          } else {
+            runScheduler(CoopGroup{groups_[b].get(), t}, view, queue, mode, static_cast<int>(b));
+          }
+        });
+      }
+    }
+  }
+
+  void joinScheduler() {
+    for (std::thread &thread : scheduler_) thread.join();
+    scheduler_.clear();
+  }
+
+  /// What the host does after it launched a producer; see ncclFfmTaskControl.
+  void producerLaunched() { __atomic_fetch_add(&control_.producers, 1, __ATOMIC_SEQ_CST); }
+  void ensureRunning() {
+    fenceBothWaysSys();
+    if (__atomic_load_n(&control_.state, __ATOMIC_ACQUIRE) != ncclFfmSchedulerRunning) {
+      launchScheduler(ncclFfmSchedulerPersistent);
+    }
+  }
+  uint32_t schedulerState() { return __atomic_load_n(&control_.state, __ATOMIC_ACQUIRE); }
+
+  void stop() { __atomic_store_n(&control_.stop, 1, __ATOMIC_RELAXED); }
+  void abort() {
+    for (Status &status : status_) __atomic_store_n(&status.abort, 1, __ATOMIC_RELAXED);
+  }
+
+  Status status(uint32_t lane) {
+    const Status &s = status_[lane];
+    if (__atomic_load_n(&s.ready, __ATOMIC_ACQUIRE) == 0) return {};
+    return {s.code, s.function, s.rank, s.peer, s.channel, s.epoch, s.waitedNs, 0, 1, s.task, s.peerTask};
+  }
+  uint32_t done(uint32_t lane) { return __atomic_load_n(&lanes_[lane].done, __ATOMIC_ACQUIRE); }
+
+  TaskQueue queue = {};
+  DevComm view = {};
+  int launches = 0;
+
+ private:
+  std::vector<TaskLane> lanes_;
+  std::vector<Task> tasks_;
+  std::vector<Status> status_;
+  std::vector<uint32_t> progress_;
+  TaskShared shared_ = {};
+  TaskControl control_ = {};
+  std::vector<std::unique_ptr<Group>> groups_;
+  std::vector<std::thread> scheduler_;
+};
+
+/// The queues of all ranks.
+class Queues {
+ public:
+  Queues(World &world, const QueueShape &shape) {
+    for (int r = 0; r < world.nRanks(); ++r) queues_.push_back(std::make_unique<Queue>(world.comm(r), shape));
+  }
+  ~Queues() { stop(); }
+  Queue &operator[](int rank) { return *queues_[static_cast<size_t>(rank)]; }
+  void launchSchedulers(ncclFfmSchedulerMode mode, uint32_t threads = 1) {
+    for (auto &queue : queues_) queue->launchScheduler(mode, threads);
+  }
+  void stop() {
+    for (auto &queue : queues_) queue->stop();
+    for (auto &queue : queues_) queue->joinScheduler();
+  }
+  void abort() {
+    for (auto &queue : queues_) queue->abort();
+  }
+
+ private:
+  std::vector<std::unique_ptr<Queue>> queues_;
+};
+
+}  // namespace ncclffm::test
+
+#endif  // NCCLFFM_TEST_DEVICE_TASK_WORLD_H_
