@@ -22,14 +22,32 @@ public class ShimH extends ShimLayouts {
     static final SymbolLookup SYMBOL_LOOKUP =
             name -> io.ncclffm.core.internal.NativeLibraries.shim().find(name);
 
-    private static final int NCCLFFM_ABI_VERSION = (int)3L;
+    private static final int NCCLFFM_ABI_VERSION = (int)4L;
     /**
      * {@snippet lang=c :
-     * #define NCCLFFM_ABI_VERSION 3
+     * #define NCCLFFM_ABI_VERSION 4
      * }
      */
     public static int NCCLFFM_ABI_VERSION() {
         return NCCLFFM_ABI_VERSION;
+    }
+    private static final int ncclFfmQueueFull = (int)1000L;
+    /**
+     * {@snippet lang=c :
+     * enum ncclFfmResult.ncclFfmQueueFull = 1000
+     * }
+     */
+    public static int ncclFfmQueueFull() {
+        return ncclFfmQueueFull;
+    }
+    private static final int ncclFfmQueueBroken = (int)1001L;
+    /**
+     * {@snippet lang=c :
+     * enum ncclFfmResult.ncclFfmQueueBroken = 1001
+     * }
+     */
+    public static int ncclFfmQueueBroken() {
+        return ncclFfmQueueBroken;
     }
     private static final int ncclFfmFunctionNone = (int)0L;
     /**
@@ -264,6 +282,60 @@ public class ShimH extends ShimLayouts {
      */
     public static int ncclFfmPathSameGpu() {
         return ncclFfmPathSameGpu;
+    }
+    private static final int ncclFfmSchedulerStopped = (int)0L;
+    /**
+     * {@snippet lang=c :
+     * enum ncclFfmSchedulerState.ncclFfmSchedulerStopped = 0
+     * }
+     */
+    public static int ncclFfmSchedulerStopped() {
+        return ncclFfmSchedulerStopped;
+    }
+    private static final int ncclFfmSchedulerRunning = (int)1L;
+    /**
+     * {@snippet lang=c :
+     * enum ncclFfmSchedulerState.ncclFfmSchedulerRunning = 1
+     * }
+     */
+    public static int ncclFfmSchedulerRunning() {
+        return ncclFfmSchedulerRunning;
+    }
+    private static final int ncclFfmSchedulerStopping = (int)2L;
+    /**
+     * {@snippet lang=c :
+     * enum ncclFfmSchedulerState.ncclFfmSchedulerStopping = 2
+     * }
+     */
+    public static int ncclFfmSchedulerStopping() {
+        return ncclFfmSchedulerStopping;
+    }
+    private static final int ncclFfmSchedulerPersistent = (int)0L;
+    /**
+     * {@snippet lang=c :
+     * enum ncclFfmSchedulerMode.ncclFfmSchedulerPersistent = 0
+     * }
+     */
+    public static int ncclFfmSchedulerPersistent() {
+        return ncclFfmSchedulerPersistent;
+    }
+    private static final int ncclFfmSchedulerDrain = (int)1L;
+    /**
+     * {@snippet lang=c :
+     * enum ncclFfmSchedulerMode.ncclFfmSchedulerDrain = 1
+     * }
+     */
+    public static int ncclFfmSchedulerDrain() {
+        return ncclFfmSchedulerDrain;
+    }
+    private static final int ncclFfmSchedulerDebug = (int)2L;
+    /**
+     * {@snippet lang=c :
+     * enum ncclFfmSchedulerMode.ncclFfmSchedulerDebug = 2
+     * }
+     */
+    public static int ncclFfmSchedulerDebug() {
+        return ncclFfmSchedulerDebug;
     }
 
     private static class ncclFfmGetAbiVersion {
@@ -942,6 +1014,441 @@ public class ShimH extends ShimLayouts {
            throw new AssertionError("should not reach here", ex$);
         }
     }
+
+    private static class ncclFfmTaskQueueBytes {
+        public static final FunctionDescriptor DESC = FunctionDescriptor.of(
+            ShimH.C_INT,
+            ShimH.C_INT,
+            ShimH.C_INT,
+            ShimH.C_POINTER
+        );
+
+        public static final MemorySegment ADDR = SYMBOL_LOOKUP.findOrThrow("ncclFfmTaskQueueBytes");
+
+        public static final MethodHandle HANDLE = Linker.nativeLinker().downcallHandle(ADDR, DESC);
+    }
+
+    /**
+     * Function descriptor for:
+     * {@snippet lang=c :
+     * int ncclFfmTaskQueueBytes(unsigned int nLanes, unsigned int depth, uint64_t *bytes)
+     * }
+     */
+    public static FunctionDescriptor ncclFfmTaskQueueBytes$descriptor() {
+        return ncclFfmTaskQueueBytes.DESC;
+    }
+
+    /**
+     * Downcall method handle for:
+     * {@snippet lang=c :
+     * int ncclFfmTaskQueueBytes(unsigned int nLanes, unsigned int depth, uint64_t *bytes)
+     * }
+     */
+    public static MethodHandle ncclFfmTaskQueueBytes$handle() {
+        return ncclFfmTaskQueueBytes.HANDLE;
+    }
+
+    /**
+     * Address for:
+     * {@snippet lang=c :
+     * int ncclFfmTaskQueueBytes(unsigned int nLanes, unsigned int depth, uint64_t *bytes)
+     * }
+     */
+    public static MemorySegment ncclFfmTaskQueueBytes$address() {
+        return ncclFfmTaskQueueBytes.ADDR;
+    }
+
+    /**
+     * {@snippet lang=c :
+     * int ncclFfmTaskQueueBytes(unsigned int nLanes, unsigned int depth, uint64_t *bytes)
+     * }
+     */
+    public static int ncclFfmTaskQueueBytes(int nLanes, int depth, MemorySegment bytes) {
+        var mh$ = ncclFfmTaskQueueBytes.HANDLE;
+        try {
+            if (TRACE_DOWNCALLS) {
+                traceDowncall("ncclFfmTaskQueueBytes", nLanes, depth, bytes);
+            }
+            return (int)mh$.invokeExact(nLanes, depth, bytes);
+        } catch (Error | RuntimeException ex) {
+           throw ex;
+        } catch (Throwable ex$) {
+           throw new AssertionError("should not reach here", ex$);
+        }
+    }
+
+    private static class ncclFfmTaskQueueInit {
+        public static final FunctionDescriptor DESC = FunctionDescriptor.of(
+            ShimH.C_INT,
+            ShimH.C_POINTER,
+            ShimH.C_POINTER,
+            ShimH.C_INT,
+            ShimH.C_POINTER
+        );
+
+        public static final MemorySegment ADDR = SYMBOL_LOOKUP.findOrThrow("ncclFfmTaskQueueInit");
+
+        public static final MethodHandle HANDLE = Linker.nativeLinker().downcallHandle(ADDR, DESC);
+    }
+
+    /**
+     * Function descriptor for:
+     * {@snippet lang=c :
+     * int ncclFfmTaskQueueInit(ncclFfmTaskQueue *queue, void *memory, unsigned int firstSequence, void *stream)
+     * }
+     */
+    public static FunctionDescriptor ncclFfmTaskQueueInit$descriptor() {
+        return ncclFfmTaskQueueInit.DESC;
+    }
+
+    /**
+     * Downcall method handle for:
+     * {@snippet lang=c :
+     * int ncclFfmTaskQueueInit(ncclFfmTaskQueue *queue, void *memory, unsigned int firstSequence, void *stream)
+     * }
+     */
+    public static MethodHandle ncclFfmTaskQueueInit$handle() {
+        return ncclFfmTaskQueueInit.HANDLE;
+    }
+
+    /**
+     * Address for:
+     * {@snippet lang=c :
+     * int ncclFfmTaskQueueInit(ncclFfmTaskQueue *queue, void *memory, unsigned int firstSequence, void *stream)
+     * }
+     */
+    public static MemorySegment ncclFfmTaskQueueInit$address() {
+        return ncclFfmTaskQueueInit.ADDR;
+    }
+
+    /**
+     * {@snippet lang=c :
+     * int ncclFfmTaskQueueInit(ncclFfmTaskQueue *queue, void *memory, unsigned int firstSequence, void *stream)
+     * }
+     */
+    public static int ncclFfmTaskQueueInit(MemorySegment queue, MemorySegment memory, int firstSequence, MemorySegment stream) {
+        var mh$ = ncclFfmTaskQueueInit.HANDLE;
+        try {
+            if (TRACE_DOWNCALLS) {
+                traceDowncall("ncclFfmTaskQueueInit", queue, memory, firstSequence, stream);
+            }
+            return (int)mh$.invokeExact(queue, memory, firstSequence, stream);
+        } catch (Error | RuntimeException ex) {
+           throw ex;
+        } catch (Throwable ex$) {
+           throw new AssertionError("should not reach here", ex$);
+        }
+    }
+
+    private static class ncclFfmLaunchScheduler {
+        public static final FunctionDescriptor DESC = FunctionDescriptor.of(
+            ShimH.C_INT,
+            ShimH.C_POINTER,
+            ShimH.C_POINTER,
+            ShimH.C_INT,
+            ShimH.C_POINTER
+        );
+
+        public static final MemorySegment ADDR = SYMBOL_LOOKUP.findOrThrow("ncclFfmLaunchScheduler");
+
+        public static final MethodHandle HANDLE = Linker.nativeLinker().downcallHandle(ADDR, DESC);
+    }
+
+    /**
+     * Function descriptor for:
+     * {@snippet lang=c :
+     * int ncclFfmLaunchScheduler(const ncclFfmDevComm *comm, const ncclFfmTaskQueue *queue, unsigned int mode, void *stream)
+     * }
+     */
+    public static FunctionDescriptor ncclFfmLaunchScheduler$descriptor() {
+        return ncclFfmLaunchScheduler.DESC;
+    }
+
+    /**
+     * Downcall method handle for:
+     * {@snippet lang=c :
+     * int ncclFfmLaunchScheduler(const ncclFfmDevComm *comm, const ncclFfmTaskQueue *queue, unsigned int mode, void *stream)
+     * }
+     */
+    public static MethodHandle ncclFfmLaunchScheduler$handle() {
+        return ncclFfmLaunchScheduler.HANDLE;
+    }
+
+    /**
+     * Address for:
+     * {@snippet lang=c :
+     * int ncclFfmLaunchScheduler(const ncclFfmDevComm *comm, const ncclFfmTaskQueue *queue, unsigned int mode, void *stream)
+     * }
+     */
+    public static MemorySegment ncclFfmLaunchScheduler$address() {
+        return ncclFfmLaunchScheduler.ADDR;
+    }
+
+    /**
+     * {@snippet lang=c :
+     * int ncclFfmLaunchScheduler(const ncclFfmDevComm *comm, const ncclFfmTaskQueue *queue, unsigned int mode, void *stream)
+     * }
+     */
+    public static int ncclFfmLaunchScheduler(MemorySegment comm, MemorySegment queue, int mode, MemorySegment stream) {
+        var mh$ = ncclFfmLaunchScheduler.HANDLE;
+        try {
+            if (TRACE_DOWNCALLS) {
+                traceDowncall("ncclFfmLaunchScheduler", comm, queue, mode, stream);
+            }
+            return (int)mh$.invokeExact(comm, queue, mode, stream);
+        } catch (Error | RuntimeException ex) {
+           throw ex;
+        } catch (Throwable ex$) {
+           throw new AssertionError("should not reach here", ex$);
+        }
+    }
+
+    private static class ncclFfmTaskAppendOnStream {
+        public static final FunctionDescriptor DESC = FunctionDescriptor.of(
+            ShimH.C_INT,
+            ShimH.C_POINTER,
+            ShimH.C_POINTER,
+            ShimH.C_POINTER
+        );
+
+        public static final MemorySegment ADDR = SYMBOL_LOOKUP.findOrThrow("ncclFfmTaskAppendOnStream");
+
+        public static final MethodHandle HANDLE = Linker.nativeLinker().downcallHandle(ADDR, DESC);
+    }
+
+    /**
+     * Function descriptor for:
+     * {@snippet lang=c :
+     * int ncclFfmTaskAppendOnStream(const ncclFfmTaskQueue *queue, const ncclFfmTaskBatch *batch, void *stream)
+     * }
+     */
+    public static FunctionDescriptor ncclFfmTaskAppendOnStream$descriptor() {
+        return ncclFfmTaskAppendOnStream.DESC;
+    }
+
+    /**
+     * Downcall method handle for:
+     * {@snippet lang=c :
+     * int ncclFfmTaskAppendOnStream(const ncclFfmTaskQueue *queue, const ncclFfmTaskBatch *batch, void *stream)
+     * }
+     */
+    public static MethodHandle ncclFfmTaskAppendOnStream$handle() {
+        return ncclFfmTaskAppendOnStream.HANDLE;
+    }
+
+    /**
+     * Address for:
+     * {@snippet lang=c :
+     * int ncclFfmTaskAppendOnStream(const ncclFfmTaskQueue *queue, const ncclFfmTaskBatch *batch, void *stream)
+     * }
+     */
+    public static MemorySegment ncclFfmTaskAppendOnStream$address() {
+        return ncclFfmTaskAppendOnStream.ADDR;
+    }
+
+    /**
+     * {@snippet lang=c :
+     * int ncclFfmTaskAppendOnStream(const ncclFfmTaskQueue *queue, const ncclFfmTaskBatch *batch, void *stream)
+     * }
+     */
+    public static int ncclFfmTaskAppendOnStream(MemorySegment queue, MemorySegment batch, MemorySegment stream) {
+        var mh$ = ncclFfmTaskAppendOnStream.HANDLE;
+        try {
+            if (TRACE_DOWNCALLS) {
+                traceDowncall("ncclFfmTaskAppendOnStream", queue, batch, stream);
+            }
+            return (int)mh$.invokeExact(queue, batch, stream);
+        } catch (Error | RuntimeException ex) {
+           throw ex;
+        } catch (Throwable ex$) {
+           throw new AssertionError("should not reach here", ex$);
+        }
+    }
+
+    private static class ncclFfmTaskProducerEnd {
+        public static final FunctionDescriptor DESC = FunctionDescriptor.of(
+            ShimH.C_INT,
+            ShimH.C_POINTER,
+            ShimH.C_POINTER
+        );
+
+        public static final MemorySegment ADDR = SYMBOL_LOOKUP.findOrThrow("ncclFfmTaskProducerEnd");
+
+        public static final MethodHandle HANDLE = Linker.nativeLinker().downcallHandle(ADDR, DESC);
+    }
+
+    /**
+     * Function descriptor for:
+     * {@snippet lang=c :
+     * int ncclFfmTaskProducerEnd(const ncclFfmTaskQueue *queue, void *stream)
+     * }
+     */
+    public static FunctionDescriptor ncclFfmTaskProducerEnd$descriptor() {
+        return ncclFfmTaskProducerEnd.DESC;
+    }
+
+    /**
+     * Downcall method handle for:
+     * {@snippet lang=c :
+     * int ncclFfmTaskProducerEnd(const ncclFfmTaskQueue *queue, void *stream)
+     * }
+     */
+    public static MethodHandle ncclFfmTaskProducerEnd$handle() {
+        return ncclFfmTaskProducerEnd.HANDLE;
+    }
+
+    /**
+     * Address for:
+     * {@snippet lang=c :
+     * int ncclFfmTaskProducerEnd(const ncclFfmTaskQueue *queue, void *stream)
+     * }
+     */
+    public static MemorySegment ncclFfmTaskProducerEnd$address() {
+        return ncclFfmTaskProducerEnd.ADDR;
+    }
+
+    /**
+     * {@snippet lang=c :
+     * int ncclFfmTaskProducerEnd(const ncclFfmTaskQueue *queue, void *stream)
+     * }
+     */
+    public static int ncclFfmTaskProducerEnd(MemorySegment queue, MemorySegment stream) {
+        var mh$ = ncclFfmTaskProducerEnd.HANDLE;
+        try {
+            if (TRACE_DOWNCALLS) {
+                traceDowncall("ncclFfmTaskProducerEnd", queue, stream);
+            }
+            return (int)mh$.invokeExact(queue, stream);
+        } catch (Error | RuntimeException ex) {
+           throw ex;
+        } catch (Throwable ex$) {
+           throw new AssertionError("should not reach here", ex$);
+        }
+    }
+
+    private static class ncclFfmTaskAppendBuckets {
+        public static final FunctionDescriptor DESC = FunctionDescriptor.of(
+            ShimH.C_INT,
+            ShimH.C_POINTER,
+            ShimH.C_POINTER,
+            ShimH.C_POINTER
+        );
+
+        public static final MemorySegment ADDR = SYMBOL_LOOKUP.findOrThrow("ncclFfmTaskAppendBuckets");
+
+        public static final MethodHandle HANDLE = Linker.nativeLinker().downcallHandle(ADDR, DESC);
+    }
+
+    /**
+     * Function descriptor for:
+     * {@snippet lang=c :
+     * int ncclFfmTaskAppendBuckets(const ncclFfmTaskQueue *queue, const ncclFfmTaskBuckets *buckets, void *stream)
+     * }
+     */
+    public static FunctionDescriptor ncclFfmTaskAppendBuckets$descriptor() {
+        return ncclFfmTaskAppendBuckets.DESC;
+    }
+
+    /**
+     * Downcall method handle for:
+     * {@snippet lang=c :
+     * int ncclFfmTaskAppendBuckets(const ncclFfmTaskQueue *queue, const ncclFfmTaskBuckets *buckets, void *stream)
+     * }
+     */
+    public static MethodHandle ncclFfmTaskAppendBuckets$handle() {
+        return ncclFfmTaskAppendBuckets.HANDLE;
+    }
+
+    /**
+     * Address for:
+     * {@snippet lang=c :
+     * int ncclFfmTaskAppendBuckets(const ncclFfmTaskQueue *queue, const ncclFfmTaskBuckets *buckets, void *stream)
+     * }
+     */
+    public static MemorySegment ncclFfmTaskAppendBuckets$address() {
+        return ncclFfmTaskAppendBuckets.ADDR;
+    }
+
+    /**
+     * {@snippet lang=c :
+     * int ncclFfmTaskAppendBuckets(const ncclFfmTaskQueue *queue, const ncclFfmTaskBuckets *buckets, void *stream)
+     * }
+     */
+    public static int ncclFfmTaskAppendBuckets(MemorySegment queue, MemorySegment buckets, MemorySegment stream) {
+        var mh$ = ncclFfmTaskAppendBuckets.HANDLE;
+        try {
+            if (TRACE_DOWNCALLS) {
+                traceDowncall("ncclFfmTaskAppendBuckets", queue, buckets, stream);
+            }
+            return (int)mh$.invokeExact(queue, buckets, stream);
+        } catch (Error | RuntimeException ex) {
+           throw ex;
+        } catch (Throwable ex$) {
+           throw new AssertionError("should not reach here", ex$);
+        }
+    }
+
+    private static class ncclFfmTaskIterate {
+        public static final FunctionDescriptor DESC = FunctionDescriptor.of(
+            ShimH.C_INT,
+            ShimH.C_POINTER,
+            ShimH.C_POINTER,
+            ShimH.C_POINTER
+        );
+
+        public static final MemorySegment ADDR = SYMBOL_LOOKUP.findOrThrow("ncclFfmTaskIterate");
+
+        public static final MethodHandle HANDLE = Linker.nativeLinker().downcallHandle(ADDR, DESC);
+    }
+
+    /**
+     * Function descriptor for:
+     * {@snippet lang=c :
+     * int ncclFfmTaskIterate(const ncclFfmTaskQueue *queue, const ncclFfmTaskOverlap *overlap, void *stream)
+     * }
+     */
+    public static FunctionDescriptor ncclFfmTaskIterate$descriptor() {
+        return ncclFfmTaskIterate.DESC;
+    }
+
+    /**
+     * Downcall method handle for:
+     * {@snippet lang=c :
+     * int ncclFfmTaskIterate(const ncclFfmTaskQueue *queue, const ncclFfmTaskOverlap *overlap, void *stream)
+     * }
+     */
+    public static MethodHandle ncclFfmTaskIterate$handle() {
+        return ncclFfmTaskIterate.HANDLE;
+    }
+
+    /**
+     * Address for:
+     * {@snippet lang=c :
+     * int ncclFfmTaskIterate(const ncclFfmTaskQueue *queue, const ncclFfmTaskOverlap *overlap, void *stream)
+     * }
+     */
+    public static MemorySegment ncclFfmTaskIterate$address() {
+        return ncclFfmTaskIterate.ADDR;
+    }
+
+    /**
+     * {@snippet lang=c :
+     * int ncclFfmTaskIterate(const ncclFfmTaskQueue *queue, const ncclFfmTaskOverlap *overlap, void *stream)
+     * }
+     */
+    public static int ncclFfmTaskIterate(MemorySegment queue, MemorySegment overlap, MemorySegment stream) {
+        var mh$ = ncclFfmTaskIterate.HANDLE;
+        try {
+            if (TRACE_DOWNCALLS) {
+                traceDowncall("ncclFfmTaskIterate", queue, overlap, stream);
+            }
+            return (int)mh$.invokeExact(queue, overlap, stream);
+        } catch (Error | RuntimeException ex) {
+           throw ex;
+        } catch (Throwable ex$) {
+           throw new AssertionError("should not reach here", ex$);
+        }
+    }
     private static final int NCCLFFM_DEVCOMM_MAGIC = (int)1313227843L;
     /**
      * {@snippet lang=c :
@@ -968,6 +1475,42 @@ public class ShimH extends ShimLayouts {
      */
     public static int NCCLFFM_MAX_SLOT_BYTES() {
         return NCCLFFM_MAX_SLOT_BYTES;
+    }
+    private static final int NCCLFFM_QUEUE_MAGIC = (int)1313231953L;
+    /**
+     * {@snippet lang=c :
+     * #define NCCLFFM_QUEUE_MAGIC 1313231953
+     * }
+     */
+    public static int NCCLFFM_QUEUE_MAGIC() {
+        return NCCLFFM_QUEUE_MAGIC;
+    }
+    private static final int NCCLFFM_MAX_LANES = (int)64L;
+    /**
+     * {@snippet lang=c :
+     * #define NCCLFFM_MAX_LANES 64
+     * }
+     */
+    public static int NCCLFFM_MAX_LANES() {
+        return NCCLFFM_MAX_LANES;
+    }
+    private static final int NCCLFFM_MAX_DEPTH = (int)1048576L;
+    /**
+     * {@snippet lang=c :
+     * #define NCCLFFM_MAX_DEPTH 1048576
+     * }
+     */
+    public static int NCCLFFM_MAX_DEPTH() {
+        return NCCLFFM_MAX_DEPTH;
+    }
+    private static final int NCCLFFM_MAX_BATCH = (int)16L;
+    /**
+     * {@snippet lang=c :
+     * #define NCCLFFM_MAX_BATCH 16
+     * }
+     */
+    public static int NCCLFFM_MAX_BATCH() {
+        return NCCLFFM_MAX_BATCH;
     }
 }
 

@@ -31,6 +31,9 @@ import static java.lang.foreign.MemoryLayout.PathElement.*;
  *     int32_t ranksPerDevice;
  *     uint32_t protocol;
  *     uint32_t algorithm;
+ *     struct ncclFfmTaskLane *lanes;
+ *     int32_t laneChannels;
+ *     uint32_t reserved;
  * }
  * }
  */
@@ -57,7 +60,10 @@ public class ncclFfmDevComm {
         ShimH.C_INT.withName("path"),
         ShimH.C_INT.withName("ranksPerDevice"),
         ShimH.C_INT.withName("protocol"),
-        ShimH.C_INT.withName("algorithm")
+        ShimH.C_INT.withName("algorithm"),
+        ShimH.C_POINTER.withName("lanes"),
+        ShimH.C_INT.withName("laneChannels"),
+        ShimH.C_INT.withName("reserved")
     ).withName("ncclFfmDevComm");
 
     /**
@@ -769,6 +775,138 @@ public class ncclFfmDevComm {
      */
     public static void algorithm(MemorySegment struct, int fieldValue) {
         struct.set(algorithm$LAYOUT, algorithm$OFFSET, fieldValue);
+    }
+
+    private static final AddressLayout lanes$LAYOUT = (AddressLayout)$LAYOUT.select(groupElement("lanes"));
+
+    /**
+     * Layout for field:
+     * {@snippet lang=c :
+     * struct ncclFfmTaskLane *lanes
+     * }
+     */
+    public static final AddressLayout lanes$layout() {
+        return lanes$LAYOUT;
+    }
+
+    private static final long lanes$OFFSET = $LAYOUT.byteOffset(groupElement("lanes"));
+
+    /**
+     * Offset for field:
+     * {@snippet lang=c :
+     * struct ncclFfmTaskLane *lanes
+     * }
+     */
+    public static final long lanes$offset() {
+        return lanes$OFFSET;
+    }
+
+    /**
+     * Getter for field:
+     * {@snippet lang=c :
+     * struct ncclFfmTaskLane *lanes
+     * }
+     */
+    public static MemorySegment lanes(MemorySegment struct) {
+        return struct.get(lanes$LAYOUT, lanes$OFFSET);
+    }
+
+    /**
+     * Setter for field:
+     * {@snippet lang=c :
+     * struct ncclFfmTaskLane *lanes
+     * }
+     */
+    public static void lanes(MemorySegment struct, MemorySegment fieldValue) {
+        struct.set(lanes$LAYOUT, lanes$OFFSET, fieldValue);
+    }
+
+    private static final OfInt laneChannels$LAYOUT = (OfInt)$LAYOUT.select(groupElement("laneChannels"));
+
+    /**
+     * Layout for field:
+     * {@snippet lang=c :
+     * int32_t laneChannels
+     * }
+     */
+    public static final OfInt laneChannels$layout() {
+        return laneChannels$LAYOUT;
+    }
+
+    private static final long laneChannels$OFFSET = $LAYOUT.byteOffset(groupElement("laneChannels"));
+
+    /**
+     * Offset for field:
+     * {@snippet lang=c :
+     * int32_t laneChannels
+     * }
+     */
+    public static final long laneChannels$offset() {
+        return laneChannels$OFFSET;
+    }
+
+    /**
+     * Getter for field:
+     * {@snippet lang=c :
+     * int32_t laneChannels
+     * }
+     */
+    public static int laneChannels(MemorySegment struct) {
+        return struct.get(laneChannels$LAYOUT, laneChannels$OFFSET);
+    }
+
+    /**
+     * Setter for field:
+     * {@snippet lang=c :
+     * int32_t laneChannels
+     * }
+     */
+    public static void laneChannels(MemorySegment struct, int fieldValue) {
+        struct.set(laneChannels$LAYOUT, laneChannels$OFFSET, fieldValue);
+    }
+
+    private static final OfInt reserved$LAYOUT = (OfInt)$LAYOUT.select(groupElement("reserved"));
+
+    /**
+     * Layout for field:
+     * {@snippet lang=c :
+     * uint32_t reserved
+     * }
+     */
+    public static final OfInt reserved$layout() {
+        return reserved$LAYOUT;
+    }
+
+    private static final long reserved$OFFSET = $LAYOUT.byteOffset(groupElement("reserved"));
+
+    /**
+     * Offset for field:
+     * {@snippet lang=c :
+     * uint32_t reserved
+     * }
+     */
+    public static final long reserved$offset() {
+        return reserved$OFFSET;
+    }
+
+    /**
+     * Getter for field:
+     * {@snippet lang=c :
+     * uint32_t reserved
+     * }
+     */
+    public static int reserved(MemorySegment struct) {
+        return struct.get(reserved$LAYOUT, reserved$OFFSET);
+    }
+
+    /**
+     * Setter for field:
+     * {@snippet lang=c :
+     * uint32_t reserved
+     * }
+     */
+    public static void reserved(MemorySegment struct, int fieldValue) {
+        struct.set(reserved$LAYOUT, reserved$OFFSET, fieldValue);
     }
 
     /**

@@ -24,6 +24,8 @@ import static java.lang.foreign.MemoryLayout.PathElement.*;
  *     uint64_t waitedNs;
  *     uint32_t abort;
  *     uint32_t ready;
+ *     ncclFfmTaskRecord task;
+ *     ncclFfmTaskRecord peerTask;
  * }
  * }
  */
@@ -43,7 +45,9 @@ public class ncclFfmStatus {
         ShimH.C_INT.withName("epoch"),
         ShimH.C_LONG.withName("waitedNs"),
         ShimH.C_INT.withName("abort"),
-        ShimH.C_INT.withName("ready")
+        ShimH.C_INT.withName("ready"),
+        ncclFfmTaskRecord.layout().withName("task"),
+        ncclFfmTaskRecord.layout().withName("peerTask")
     ).withName("ncclFfmStatus");
 
     /**
@@ -447,6 +451,94 @@ public class ncclFfmStatus {
      */
     public static void ready(MemorySegment struct, int fieldValue) {
         struct.set(ready$LAYOUT, ready$OFFSET, fieldValue);
+    }
+
+    private static final GroupLayout task$LAYOUT = (GroupLayout)$LAYOUT.select(groupElement("task"));
+
+    /**
+     * Layout for field:
+     * {@snippet lang=c :
+     * ncclFfmTaskRecord task
+     * }
+     */
+    public static final GroupLayout task$layout() {
+        return task$LAYOUT;
+    }
+
+    private static final long task$OFFSET = $LAYOUT.byteOffset(groupElement("task"));
+
+    /**
+     * Offset for field:
+     * {@snippet lang=c :
+     * ncclFfmTaskRecord task
+     * }
+     */
+    public static final long task$offset() {
+        return task$OFFSET;
+    }
+
+    /**
+     * Getter for field:
+     * {@snippet lang=c :
+     * ncclFfmTaskRecord task
+     * }
+     */
+    public static MemorySegment task(MemorySegment struct) {
+        return struct.asSlice(task$OFFSET, task$LAYOUT.byteSize());
+    }
+
+    /**
+     * Setter for field:
+     * {@snippet lang=c :
+     * ncclFfmTaskRecord task
+     * }
+     */
+    public static void task(MemorySegment struct, MemorySegment fieldValue) {
+        MemorySegment.copy(fieldValue, 0L, struct, task$OFFSET, task$LAYOUT.byteSize());
+    }
+
+    private static final GroupLayout peerTask$LAYOUT = (GroupLayout)$LAYOUT.select(groupElement("peerTask"));
+
+    /**
+     * Layout for field:
+     * {@snippet lang=c :
+     * ncclFfmTaskRecord peerTask
+     * }
+     */
+    public static final GroupLayout peerTask$layout() {
+        return peerTask$LAYOUT;
+    }
+
+    private static final long peerTask$OFFSET = $LAYOUT.byteOffset(groupElement("peerTask"));
+
+    /**
+     * Offset for field:
+     * {@snippet lang=c :
+     * ncclFfmTaskRecord peerTask
+     * }
+     */
+    public static final long peerTask$offset() {
+        return peerTask$OFFSET;
+    }
+
+    /**
+     * Getter for field:
+     * {@snippet lang=c :
+     * ncclFfmTaskRecord peerTask
+     * }
+     */
+    public static MemorySegment peerTask(MemorySegment struct) {
+        return struct.asSlice(peerTask$OFFSET, peerTask$LAYOUT.byteSize());
+    }
+
+    /**
+     * Setter for field:
+     * {@snippet lang=c :
+     * ncclFfmTaskRecord peerTask
+     * }
+     */
+    public static void peerTask(MemorySegment struct, MemorySegment fieldValue) {
+        MemorySegment.copy(fieldValue, 0L, struct, peerTask$OFFSET, peerTask$LAYOUT.byteSize());
     }
 
     /**
