@@ -144,9 +144,10 @@ struct Grid {
 };
 
 // Waits until all blocks have called this; what they wrote before is visible to all after it. One grid at a time on a
-// communicator.
+// channel; index and nBlocks as long as it is used. The deadline is twice that of a wait for a peer, so that a status
+// names the peer that did not come to one of the blocks.
 template <class Coop>
-NCCLFFM_DEVICE ncclResult_t syncGrid(const Grid<Coop> &grid, const DevComm &comm);
+NCCLFFM_DEVICE ncclResult_t syncGrid(const Grid<Coop> &grid, const DevComm &comm, int channel = 0);
 
 using CoopGrid = Grid<CoopBlock>;
 

@@ -272,6 +272,55 @@ void gridWithoutAllOfItsBlocksTimesOut() {
   checkStatus(world, 1, statusOf(ncclTimeout, ncclFfmFunctionGridSync, 1, 1, 0));
 }
 
+// One block of a grid is through and waits for the other, which waits for a peer in vain: the status names the peer.
+void peerThatDoesNotComeToABlockOfAGridIsNamed() {
+  constexpr uint64_t kCount = 2 * kShareBytes / sizeof(float);  // a share for each block
+  World world(2, kChannels, kSlotBytes, kTimeoutNs);
+  std::vector<float> buffers[2] = {std::vector<float>(kCount, 1.0f), std::vector<float>(kCount, 2.0f)};
+  std::vector<std::thread> threads;
+  for (int block = 0; block < 2; ++block) {
+    threads.emplace_back([&, block] {
+      const Grid<CoopThread> grid = {CoopThread(), block, 2};
+      const ncclResult_t result =
+          ncclDevAllReduce(grid, world.comm(0), buffers[0].data(), buffers[0].data(), kCount, ncclFloat32, ncclSum, 1);
+      check(result == ncclTimeout, "block %d: result %d, not ncclTimeout", block, result);
+    });
+  }
+  Call call = floatCall(ncclFfmFunctionAllReduce, buffers[1], buffers[1], kCount);
+  chooseFor(world.comm(1), call, 1, 2);
+  const BlockShare first = shareOf(kCount, sizeof(float), 0, 2);
+  const ncclResult_t result = callOnChannel(CoopThread(), world.comm(1), call, 1, first);
+  check(result == ncclSuccess, "the peer's first block: result %d", result);
+  for (std::thread &thread : threads) thread.join();
+  checkStatus(world, 0, statusOf(ncclTimeout, ncclFfmFunctionAllReduce, 1, 2, 1));
+}
+
+// Of one communicator, on channels of their own.
+void twoGridsAtATime() {
+  constexpr int kTimes = 200, kGrids = 2;
+  World world(2, 2 * kGrids, kSlotBytes, 60000 * kMs);
+  std::vector<float> buffers[2][kGrids];
+  for (int rank = 0; rank < 2; ++rank) {
+    for (auto &buffer : buffers[rank]) buffer.assign(300, static_cast<float>(rank));
+  }
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 2 * kGrids * 2; ++i) {
+    threads.emplace_back([&, rank = i % 2, grid = i / 2 % kGrids, block = i / 4] {
+      std::vector<float> &buffer = buffers[rank][grid];
+      for (int k = 0; k < kTimes; ++k) {
+        const ncclResult_t result =
+            ncclDevAllReduce(Grid<CoopThread>{CoopThread(), block, 2}, world.comm(rank), buffer.data(), buffer.data(),
+                             buffer.size(), ncclFloat32, ncclMax, 2 * grid);
+        check(result == ncclSuccess, "rank %d, grid %d, block %d: result %d", rank, grid, block, result);
+      }
+    });
+  }
+  for (std::thread &thread : threads) thread.join();
+  for (const auto &ofRank : buffers) {
+    for (const auto &buffer : ofRank) check(buffer[0] == 1 && buffer[299] == 1, "%g, %g", buffer[0], buffer[299]);
+  }
+}
+
 void secondCollectiveOnABusyChannelIsRefused() {
   constexpr int kChannel = 1;
   World world(2, kChannels, kSlotBytes, expectFailure ? kTimeoutNs : 20000 * kMs);
@@ -560,6 +609,8 @@ int main(int argc, char **argv) {
   sendsAndReceivesWithoutTheirOtherEndTimeOut();
   abortEndsAWaitThatHasNoDeadline();
   gridWithoutAllOfItsBlocksTimesOut();
+  peerThatDoesNotComeToABlockOfAGridIsNamed();
+  twoGridsAtATime();
   rankThatDiesInTheMiddleIsNamed();
   ranksThatNeverArriveAreNamed();
   return report("failure_test");

@@ -247,20 +247,22 @@ NCCLFFM_DEVICE ncclResult_t PairSession<Coop>::endStep(ncclResult_t ofThisThread
 }
 
 template <class Coop>
-NCCLFFM_DEVICE ncclResult_t syncGrid(const Grid<Coop> &grid, const DevComm &comm) {
-  if (!isValid(comm) || grid.nBlocks < 1 || grid.index < 0 || grid.index >= grid.nBlocks) return ncclInvalidArgument;
+NCCLFFM_DEVICE ncclResult_t syncGrid(const Grid<Coop> &grid, const DevComm &comm, int channel) {
+  if (!isValid(comm) || channel < 0 || channel >= comm.nChannels) return ncclInvalidArgument;
+  if (grid.nBlocks < 1 || grid.index < 0 || grid.index >= grid.nBlocks) return ncclInvalidArgument;
   grid.block.sync();
   ncclResult_t result = ncclSuccess;
   if (grid.block.rank() == 0) {
     // The blocks add up to exactly 2^31, so the top bit turns once they are all here, whatever their number.
     constexpr uint32_t kTurn = 0x80000000u;
     const uint32_t add = grid.index == 0 ? kTurn - static_cast<uint32_t>(grid.nBlocks - 1) : 1;
-    uint32_t *word = &comm.channels[0].gridSync;
+    uint32_t *word = &comm.channels[channel].gridSync;
     const uint32_t old = fetchAddAcqRelGpu(word, add);
-    const Site site = {ncclFfmFunctionGridSync, grid.index, 0, 0};
+    const Site site = {ncclFfmFunctionGridSync, channel + grid.index, 0, 0};
     auto noLetter = [](int) -> const Letter * { return nullptr; };
     result = waitFor(Alone(), comm, site, noLetter,
                      [&] { return ((loadAcquireGpu(word) ^ old) & kTurn) != 0 ? kNobody : comm.rank; });
+    if (result == ncclSuccess) result = failureOf(comm, channel);  // of any block: the grid is one group
   }
   return static_cast<ncclResult_t>(grid.block.syncBroadcast(result));
 }

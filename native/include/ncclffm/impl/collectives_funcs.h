@@ -106,11 +106,11 @@ NCCLFFM_DEVICE ncclResult_t callBy(const Grid<Coop> &grid, const DevComm &comm, 
   chooseFor(comm, call, grid.block.size(), grid.nBlocks);
   if (problemOf(comm, call, grid.block.size()) != Problem::kNone) return ncclInvalidArgument;
   if (channel < 0 || channel >= comm.nChannels || grid.nBlocks > comm.nChannels - channel) return ncclInvalidArgument;
-  ncclResult_t result = syncGrid(grid, comm);
+  ncclResult_t result = syncGrid(grid, comm, channel);
   if (result != ncclSuccess) return result;
   const BlockShare share = shareOf(call.count, elementBytesOf(call.datatype), grid.index, grid.nBlocks);
   result = callOnChannel(grid.block, comm, call, channel + grid.index, share);
-  const ncclResult_t ofGrid = syncGrid(grid, comm);
+  const ncclResult_t ofGrid = syncGrid(grid, comm, channel);
   return result != ncclSuccess ? result : ofGrid;
 }
 

@@ -71,7 +71,8 @@ NCCLFFM_DEVICE_CALL ncclResult_t reasonToStop(const DevComm &comm, Site site, co
   }
   if (loadRelaxedSys(&comm.status[laneOf(comm, site.channel)].abort) != 0)
     return fail(comm, site, ncclRemoteError, peer, waitedNs);
-  if (comm.timeoutNs != 0 && waitedNs >= comm.timeoutNs) return fail(comm, site, ncclTimeout, peer, waitedNs);
+  const uint64_t timeoutNs = site.function == ncclFfmFunctionGridSync ? 2 * comm.timeoutNs : comm.timeoutNs;
+  if (timeoutNs != 0 && waitedNs >= timeoutNs) return fail(comm, site, ncclTimeout, peer, waitedNs);
   return ncclSuccess;
 }
 
