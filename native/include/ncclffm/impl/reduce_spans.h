@@ -103,7 +103,8 @@ NCCLFFM_DEVICE void storeVectors(char *target, uint64_t i, uint64_t stride, cons
   for (int k = 0; k < kAtOnce; ++k) storeAs(target + (i + k * stride) * sizeof(Vec16), result[k]);
 }
 
-// kFixed: the number of sources, at least that of targets; 0: known at run time only. kWidth: of loads.
+// kFixed: the number of sources, at least that of targets; 0: known at run time only, and then averages are taken one
+// vector at a time, since a division by what is not known takes much code. kWidth: of loads.
 template <class T, int kFixed, int kWidth, int kAtOnce>
 NCCLFFM_DEVICE void reduceAt(const Addresses<kFixed> &from, int nFrom, const Addresses<kFixed> &to, int nTo, uint64_t i,
                              uint64_t stride, const Reduction &reduction) {
@@ -121,7 +122,7 @@ NCCLFFM_DEVICE void reduceAt(const Addresses<kFixed> &from, int nFrom, const Add
     sums.template add<kWidth>(from(0), i, stride, true, reduction.op);
     NCCLFFM_NO_UNROLL
     for (int s = 1; s < nFrom; ++s) sums.template add<kWidth>(from(s), i, stride, false, reduction.op);
-    sums.finish(result, reduction.lastOp(), reduction.nRanks);
+    sums.finish(result, kAtOnce > 1 ? static_cast<int>(ncclSum) : reduction.lastOp(), reduction.nRanks);
     NCCLFFM_NO_UNROLL
     for (int t = 0; t < nTo; ++t) storeVectors(to(t), i, stride, result);
   }
@@ -132,9 +133,10 @@ template <class T, int kFixed, int kWidth>
 NCCLFFM_DEVICE void reduceVectors(Share share, const Places &from, const Places &to, uint64_t offset, uint64_t vectors,
                                   const Reduction &reduction) {
   const Addresses<kFixed> sources(from, offset), targets(to, offset);
+  const uint64_t together = kFixed != 0 || reduction.lastOp() != ncclAvg ? vectors : 0;
   uint64_t i = share.thread;
   NCCLFFM_NO_UNROLL
-  for (; i + (kInFlight - 1) * share.nThreads < vectors; i += kInFlight * share.nThreads) {
+  for (; i + (kInFlight - 1) * share.nThreads < together; i += kInFlight * share.nThreads) {
     reduceAt<T, kFixed, kWidth, kInFlight>(sources, from.n, targets, to.n, i, share.nThreads, reduction);
   }
   NCCLFFM_NO_UNROLL
@@ -176,10 +178,9 @@ NCCLFFM_DEVICE void reduceElements(Share share, const Places &from, const Places
 }
 
 // Reduces buffers of equal length, in their order, and stores the result to all places `to`, which may be among them. A
-// share on each thread.
+// share on each thread. A call, because it is most of the code of a kernel and is used by three protocols.
 template <class T>
-NCCLFFM_DEVICE void reduceSpans(Share share, const Places &from, const Places &to, uint64_t bytes,
-                                const Reduction &reduction) {
+NCCLFFM_DEVICE_CALL void reduceSpans(Share share, Places from, Places to, uint64_t bytes, Reduction reduction) {
   // Stores are whole vectors where all targets allow it; loads are as wide as all sources allow.
   const uintptr_t first = reinterpret_cast<uintptr_t>(to(0));
   uintptr_t targets = 0, sources = 0;
