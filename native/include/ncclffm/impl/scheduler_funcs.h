@@ -106,13 +106,14 @@ NCCLFFM_DEVICE_CALL bool endIfQuiet(const TaskQueue &queue, ncclFfmSchedulerMode
   return ends;
 }
 
-// Whether the lane's next task can be run now.
+// Whether the lane's next task can be run now. Not one question after the other: the answers are on their way together.
 NCCLFFM_DEVICE bool isReady(const TaskQueue &queue, const TaskLane &lane, const Task *slot, uint32_t position) {
   const uint32_t launched = loadRelaxedGpu(&lane.launched);
   const uint32_t sequence = loadAcquireGpu(&slot->sequence);
   const bool all = queue.blocksPerLane == 1 || !holds(Rule::kTaskOrder) || loadAcquireGpu(&lane.done) == position;
-  return all && (isAtOrBeyond(launched, position + 1) || !holds(Rule::kLaunchBound)) &&
-         (sequence == position + 1 || (!holds(Rule::kTaskGeneration) && isAtOrBeyond(launched, position + 1)));
+  const bool bound = isAtOrBeyond(launched, position + 1);
+  return all && (bound || !holds(Rule::kLaunchBound)) &&
+         (sequence == position + 1 || (!holds(Rule::kTaskGeneration) && bound));
 }
 
 // Waits for the next task, for as long as the scheduler lives. This one has no deadline of its own; it sees an abort, a
@@ -353,7 +354,7 @@ NCCLFFM_DEVICE ncclResult_t runTask(ChannelSession<Coop> &session, const TaskQue
   return result;
 }
 
-// The block has run its share: the last one of the lane says so.
+// The block has run its share: the last one of the lane says so. By one thread.
 NCCLFFM_DEVICE void finishTask(const TaskQueue &queue, uint32_t l, uint32_t position) {
   TaskLane &lane = queue.lanes[l];
   if (queue.blocksPerLane > 1) {
