@@ -103,8 +103,7 @@ NCCLFFM_DEVICE ncclResult_t appendSum(const Coop &coop, const TaskQueue &queue, 
   if (ticket.result != ncclSuccess) return static_cast<ncclResult_t>(ticket.result);
   const ncclResult_t result = ncclTaskAppend(coop, queue, TaskSymbol(symbol), ncclFfmFunctionAllReduce, ncclFloat32,
                                              ncclSum, sendbuff, recvbuff, count, TaskPlace::at(ticket));
-  if (result == ncclSuccess && coop.rank() == 0) ncclTaskLaunch(queue, ticket);
-  return result;
+  return result == ncclSuccess ? ncclTaskLaunch(coop, queue, ticket) : result;
 }
 
 NCCLFFM_DEVICE uint64_t nBucketsOf(const ncclFfmTaskBuckets &buckets) {
