@@ -55,9 +55,23 @@ struct CoopBlock {
   }
 };
 
+// After something that only some threads of a warp have done: without it, a warp may go on in two parts, one after the
+// other, and take twice as long over all that follows. Groups of whole warps only; others have nothing to gain.
+template <class Coop>
+NCCLFFM_DEVICE void reconverge(const Coop &) {}
+NCCLFFM_DEVICE void reconverge(const CoopWarp &) {
+  __syncwarp();
+}
+NCCLFFM_DEVICE void reconverge(const CoopBlock &) {
+  __syncwarp();
+}
+
 #else
 
 using CoopBlock = CoopThread;
+
+template <class Coop>
+NCCLFFM_DEVICE void reconverge(const Coop &) {}
 
 #endif
 

@@ -91,6 +91,9 @@ NCCLFFM_DEVICE ncclResult_t ncclTaskReserve(const TaskQueue &queue, uint32_t lan
 
 // Lets the scheduler run the lane up to this task. By one thread.
 NCCLFFM_DEVICE ncclResult_t ncclTaskLaunch(const TaskQueue &queue, const Ticket &ticket);
+// The same by a group, whose warps then go on as one (an `if` around the call above may leave a warp in two parts).
+template <class Coop>
+NCCLFFM_DEVICE ncclResult_t ncclTaskLaunch(Coop coop, const TaskQueue &queue, const Ticket &ticket);
 // Lets it run all that has been numbered, on all lanes. By a group, after all appends of its threads.
 template <class Coop>
 NCCLFFM_DEVICE ncclResult_t ncclTaskLaunch(Coop coop, const TaskQueue &queue);

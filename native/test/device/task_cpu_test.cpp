@@ -23,7 +23,7 @@ class StreamQueue {
   StreamQueue(const DevComm &comm, uint32_t nLanes, uint32_t blocksPerLane, uint32_t depth) : comm_(comm) {
     uint64_t bytes = 0;
     shim(ncclFfmTaskQueueBytes(nLanes, depth, &bytes), "ncclFfmTaskQueueBytes");
-    memory_.resize(bytes / sizeof(Task));
+    memory_.resize(bytes / sizeof(Line));
     status.resize(nLanes);
     progress.resize(nLanes);
     first.resize(nLanes);
@@ -77,7 +77,10 @@ class StreamQueue {
 
  private:
   const DevComm &comm_;
-  std::vector<Task> memory_;
+  struct alignas(128) Line {
+    char bytes[128];
+  };
+  std::vector<Line> memory_;
 };
 
 struct StreamQueues {

@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
 
 namespace {
 
@@ -246,7 +247,7 @@ void batchesFromTheHostAreRun(int nRanks) {
     auto add = [&](uint32_t function, uint32_t lane, size_t out, int root, int source) {
       Task &task = batch.tasks[batch.nTasks++];
       task.function = function;
-      task.symbol = 100 + function;
+      task.symbol = 100;  // the two ends of a send have one name
       task.datatype = ncclFloat32;
       task.lane = lane;
       task.root = root;
@@ -422,12 +423,19 @@ void soak(uint64_t nTasks) {
 
 constexpr char kModule[] = ".version 7.0\n.target sm_80\n.address_size 64\n.visible .entry nothing() { ret; }\n";
 
-// Another thread does all that waits for the device, while schedulers are up and the host goes on appending.
+// Another thread does all that waits for the device, while schedulers are up and the host goes on appending. Not
+// between the launches for one rank and for the next: the device would not go idle before the second, which would have
+// to wait.
 void othersMayWaitForTheDevice(int nRanks) {
   Tasks tasks(nRanks, 2, 1, 16, kMs);
   std::atomic<bool> over{false};
   std::atomic<int> calls{0};
+  std::mutex launching;
   std::thread other([&] {
+    auto call = [&](auto f) {
+      std::lock_guard<std::mutex> lock(launching);
+      f();
+    };
     World::use(0);
     cudaStream_t stream;
     cudaEvent_t event;
@@ -435,15 +443,15 @@ void othersMayWaitForTheDevice(int nRanks) {
     CUDA(cudaEventCreate(&event));
     while (!over.load()) {
       void *p = nullptr;
-      CUDA(cudaMalloc(&p, 1 << 20));
-      CUDA(cudaMemset(p, 0, 1 << 20));
-      CUDA(cudaEventRecord(event, stream));
-      CUDA(cudaEventSynchronize(event));
-      CUDA(cudaDeviceSynchronize());
-      CUDA(cudaFree(p));
       cudaLibrary_t library;
-      CUDA(cudaLibraryLoadData(&library, kModule, nullptr, nullptr, 0, nullptr, nullptr, 0));
-      CUDA(cudaLibraryUnload(library));
+      call([&] { CUDA(cudaMalloc(&p, 1 << 20)); });
+      call([&] { CUDA(cudaMemset(p, 0, 1 << 20)); });
+      call([&] { CUDA(cudaEventRecord(event, stream)); });
+      call([&] { CUDA(cudaEventSynchronize(event)); });
+      call([&] { CUDA(cudaDeviceSynchronize()); });
+      call([&] { CUDA(cudaFree(p)); });
+      call([&] { CUDA(cudaLibraryLoadData(&library, kModule, nullptr, nullptr, 0, nullptr, nullptr, 0)); });
+      call([&] { CUDA(cudaLibraryUnload(library)); });
       ++calls;
     }
     CUDA(cudaStreamDestroy(stream));
@@ -452,8 +460,9 @@ void othersMayWaitForTheDevice(int nRanks) {
   const auto start = std::chrono::steady_clock::now();
   double longest = 0;
   int rounds = 0;
-  for (; rounds < 300 && failures == 0; ++rounds) {
+  for (; (rounds < 300 || calls.load() < 100) && failures == 0; ++rounds) {
     const auto before = std::chrono::steady_clock::now();
+    std::unique_lock<std::mutex> lock(launching);
     tasks.produce([&](Rank &rank, Queue &queue) {
       ncclFfmTaskBatch batch = {};
       batch.nTasks = 2;
@@ -468,6 +477,7 @@ void othersMayWaitForTheDevice(int nRanks) {
       }
       SHIM(ncclFfmTaskAppendOnStream(&queue.queue, &batch, queue.producers));
     });
+    lock.unlock();
     for (auto &queue : tasks.queues) {
       for (uint32_t l = 0; l < 2; ++l) {
         while (static_cast<int32_t>(__atomic_load_n(&queue->progress[l], __ATOMIC_ACQUIRE) -

@@ -64,12 +64,37 @@ NCCLFFM_DEVICE void reserveInTurn(const TaskQueue &queue, uint64_t n, Ticket *fi
   }
 }
 
-// The ticket of task k of those.
-NCCLFFM_DEVICE Ticket ticketInTurn(const TaskQueue &queue, const Ticket *first, uint64_t k) {
-  const uint32_t lane = static_cast<uint32_t>(k % queue.nLanes);
-  return {lane, loadRelaxedSys(&first[lane].sequence) + static_cast<uint32_t>(k / queue.nLanes),
-          loadRelaxedSys(&first[lane].result), 1};
-}
+// The tickets of those tasks, one after the other. `first` is memory of the host, so it is read by one thread, and as
+// rarely as can be.
+template <class Coop>
+class TicketsInTurn {
+ public:
+  NCCLFFM_DEVICE TicketsInTurn(const Coop &coop, const TaskQueue &queue, const Ticket *first)
+      : coop_(coop), nLanes_(queue.nLanes), first_(first) {}
+
+  // Of task k. By all threads of the group.
+  NCCLFFM_DEVICE Ticket operator()(uint64_t k) {
+    const uint32_t lane = static_cast<uint32_t>(k % nLanes_);
+    if (lane != lane_) {
+      lane_ = lane;
+      uint64_t word = 0;
+      if (coop_.rank() == 0) {
+        word =
+            static_cast<uint64_t>(loadRelaxedSys(&first_[lane].result)) << 32 | loadRelaxedSys(&first_[lane].sequence);
+      }
+      word = coop_.syncBroadcast(word);
+      sequence_ = static_cast<uint32_t>(word);
+      result_ = static_cast<uint32_t>(word >> 32);
+    }
+    return {lane, sequence_ + static_cast<uint32_t>(k / nLanes_), result_, 1};
+  }
+
+ private:
+  const Coop &coop_;
+  uint32_t nLanes_;
+  const Ticket *first_;
+  uint32_t lane_ = NCCLFFM_MAX_LANES, sequence_ = 0, result_ = 0;
+};
 
 // Appends and launches an all-reduce (sum) of floats at a ticket.
 template <class Coop>
@@ -78,8 +103,7 @@ NCCLFFM_DEVICE ncclResult_t appendSum(const Coop &coop, const TaskQueue &queue, 
   if (ticket.result != ncclSuccess) return static_cast<ncclResult_t>(ticket.result);
   const ncclResult_t result = ncclTaskAppend(coop, queue, TaskSymbol(symbol), ncclFfmFunctionAllReduce, ncclFloat32,
                                              ncclSum, sendbuff, recvbuff, count, TaskPlace::at(ticket));
-  if (result == ncclSuccess && coop.rank() == 0) ncclTaskLaunch(queue, ticket);
-  return result;
+  return result == ncclSuccess ? ncclTaskLaunch(coop, queue, ticket) : result;
 }
 
 NCCLFFM_DEVICE uint64_t nBucketsOf(const ncclFfmTaskBuckets &buckets) {
@@ -91,14 +115,26 @@ template <class Coop>
 NCCLFFM_DEVICE void produceBuckets(const Coop &coop, const TaskQueue &queue, const ncclFfmTaskBuckets &buckets,
                                    int block, int nBlocks) {
   const ScaleAdd scaleAdd = {buckets.a, buckets.b};
+  TicketsInTurn<Coop> tickets(coop, queue, buckets.first);
   for (uint64_t k = static_cast<uint64_t>(block); k < nBucketsOf(buckets); k += static_cast<uint64_t>(nBlocks)) {
     const uint64_t start = k * buckets.bucketCount, left = buckets.count - start;
     const uint64_t count = left < buckets.bucketCount ? left : buckets.bucketCount;
     float *x = buckets.buff + start;
     for (uint64_t i = coop.rank(); i < count; i += coop.size()) x[i] = scaleAdd(x[i]);
-    if (appendSum(coop, queue, buckets.symbol, x, x, count, ticketInTurn(queue, buckets.first, k)) != ncclSuccess) {
+    if (appendSum(coop, queue, buckets.symbol, x, x, count, tickets(k)) != ncclSuccess) {
       return;
     }
+  }
+}
+
+// The local part of an iteration. A call, so that it is the same code whatever it runs beside, and can be compared.
+template <class Coop>
+NCCLFFM_DEVICE_CALL void computePart(const Coop &coop, const float *in, float *out, uint64_t count, float add,
+                                     uint32_t rounds, ScaleAdd scaleAdd) {
+  for (uint64_t j = coop.rank(); j < count; j += coop.size()) {
+    float x = in[j] + add;
+    for (uint32_t round = 0; round < rounds; ++round) x = scaleAdd(x);
+    out[j] = x;
   }
 }
 
@@ -108,14 +144,11 @@ NCCLFFM_DEVICE void produceIterations(const Coop &coop, const TaskQueue &queue, 
   const BlockShare share = shareOf(o.count, sizeof(float), block, nBlocks);
   const bool computes = (o.parts & 1) != 0, communicates = (o.parts & 2) != 0;
   const ScaleAdd scaleAdd = {o.a, o.b};
+  TicketsInTurn<Coop> tickets(coop, queue, o.first);
   auto sendOf = [&](uint32_t i) { return o.work + (i % 2) * o.count + share.first; };
   auto recvOf = [&](uint32_t i) { return o.work + (2 + i % 2) * o.count + share.first; };
   auto compute = [&](uint32_t i) {
-    for (uint64_t j = coop.rank(); j < share.count; j += coop.size()) {
-      float x = o.in[share.first + j] + static_cast<float>(i);
-      for (uint32_t round = 0; round < o.rounds; ++round) x = scaleAdd(x);
-      sendOf(i)[j] = x;
-    }
+    computePart(coop, o.in + share.first, sendOf(i), share.count, static_cast<float>(i), o.rounds, scaleAdd);
   };
   ncclResult_t result = ncclSuccess;
   if (computes && o.iterations != 0) compute(0);
@@ -123,7 +156,7 @@ NCCLFFM_DEVICE void produceIterations(const Coop &coop, const TaskQueue &queue, 
     const uint64_t k = static_cast<uint64_t>(i) * static_cast<uint64_t>(nBlocks) + static_cast<uint64_t>(block);
     Ticket ticket = {};
     if (communicates) {
-      ticket = ticketInTurn(queue, o.first, k);
+      ticket = tickets(k);
       result = appendSum(coop, queue, o.symbol, sendOf(i), recvOf(i), share.count, ticket);
     }
     if (computes && i + 1 < o.iterations) compute(i + 1);

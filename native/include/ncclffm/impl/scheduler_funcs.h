@@ -106,13 +106,14 @@ NCCLFFM_DEVICE_CALL bool endIfQuiet(const TaskQueue &queue, ncclFfmSchedulerMode
   return ends;
 }
 
-// Whether the lane's next task can be run now.
+// Whether the lane's next task can be run now. Not one question after the other: the answers are on their way together.
 NCCLFFM_DEVICE bool isReady(const TaskQueue &queue, const TaskLane &lane, const Task *slot, uint32_t position) {
   const uint32_t launched = loadRelaxedGpu(&lane.launched);
   const uint32_t sequence = loadAcquireGpu(&slot->sequence);
   const bool all = queue.blocksPerLane == 1 || !holds(Rule::kTaskOrder) || loadAcquireGpu(&lane.done) == position;
-  return all && (isAtOrBeyond(launched, position + 1) || !holds(Rule::kLaunchBound)) &&
-         (sequence == position + 1 || (!holds(Rule::kTaskGeneration) && isAtOrBeyond(launched, position + 1)));
+  const bool bound = isAtOrBeyond(launched, position + 1);
+  return all && (bound || !holds(Rule::kLaunchBound)) &&
+         (sequence == position + 1 || (!holds(Rule::kTaskGeneration) && bound));
 }
 
 // Waits for the next task, for as long as the scheduler lives. This one has no deadline of its own; it sees an abort, a
@@ -302,7 +303,7 @@ NCCLFFM_DEVICE ncclResult_t runTask(ChannelSession<Coop> &session, const TaskQue
   session.setFunction(static_cast<ncclFfmFunction>(task.function));
   // By threads that have least to do with what comes now.
   const uint32_t size = session.coop().size(), thread = size - 1 - session.coop().rank();
-  if (thread == size - 1 && b == 0) {
+  if (thread == size / 2 && b == 0) {
     storeRecord(queue.lanes[l].running, sealed(packRecord(task, position, task.function, task.root), position));
   }
   if (!pair) {
@@ -313,6 +314,7 @@ NCCLFFM_DEVICE ncclResult_t runTask(ChannelSession<Coop> &session, const TaskQue
                   sealed(record, epoch));
     }
   }
+  reconverge(session.coop());
   Call call = callOf(task);
   // What is most about latency is inlined; all else is a call, on a copy, so that what is here may stay in registers.
   const uint32_t elementBytes = sizeof(float);
@@ -330,15 +332,22 @@ NCCLFFM_DEVICE ncclResult_t runTask(ChannelSession<Coop> &session, const TaskQue
   return result;
 }
 
-// The block has run its share: the last one of the lane says so.
-NCCLFFM_DEVICE void finishTask(const TaskQueue &queue, uint32_t l, uint32_t position) {
+// The thread that tells the host, while the first warp takes the next task.
+constexpr uint32_t kTellingThread = 32;
+
+// The block has run its share, which its threads have synced after: the last one of the lane says so.
+template <class Coop>
+NCCLFFM_DEVICE void finishTask(const Coop &coop, const TaskQueue &queue, uint32_t l, uint32_t position) {
   TaskLane &lane = queue.lanes[l];
-  if (queue.blocksPerLane > 1) {
+  const bool oneBlock = queue.blocksPerLane == 1;
+  const uint32_t teller = oneBlock && coop.size() > kTellingThread ? kTellingThread : 0;
+  if (coop.rank() != 0 && coop.rank() != teller) return;
+  if (!oneBlock) {
     if (fetchAddAcqRelGpu(&lane.arrived, 1) != queue.blocksPerLane - 1) return;
     storeRelaxedGpu(&lane.arrived, 0);
   }
-  storeReleaseGpu(&lane.done, position + 1);
-  storeRelaxedSys(queue.progress + l, position + 1);
+  if (coop.rank() == 0) storeReleaseGpu(&lane.done, position + 1);
+  if (coop.rank() == teller) storeReleaseSys(queue.progress + l, position + 1);
 }
 
 // The last block that leaves makes way for the next scheduler.
@@ -372,7 +381,7 @@ NCCLFFM_DEVICE void runScheduler(Coop coop, const DevComm &comm, const TaskQueue
       coop.sync();
       ++state.position;
       if (result != ncclSuccess) continue;  // the lane has failed: there is no next task
-      if (coop.rank() == 0) finishTask(queue, l, state.position - 1);
+      finishTask(coop, queue, l, state.position - 1);
     }
   }
   coop.sync();

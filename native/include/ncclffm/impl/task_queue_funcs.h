@@ -239,6 +239,14 @@ NCCLFFM_DEVICE ncclResult_t ncclTaskLaunch(const TaskQueue &queue, const Ticket 
 }
 
 template <class Coop>
+NCCLFFM_DEVICE ncclResult_t ncclTaskLaunch(Coop coop, const TaskQueue &queue, const Ticket &ticket) {
+  if (!isValid(queue) || ticket.lane >= queue.nLanes) return ncclInvalidArgument;
+  if (coop.rank() == 0) ncclTaskLaunch(queue, ticket);
+  reconverge(coop);
+  return ncclSuccess;
+}
+
+template <class Coop>
 NCCLFFM_DEVICE ncclResult_t ncclTaskLaunch(Coop coop, const TaskQueue &queue) {
   if (!isValid(queue)) return ncclInvalidArgument;
   coop.sync();
