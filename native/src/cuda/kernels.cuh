@@ -4,7 +4,7 @@
 
 #include <cuda_runtime.h>
 
-#include "../../include/ncclffm/device.h"
+#include "../../include/ncclffm/collectives.h"
 #include "../shim.h"
 
 namespace ncclffm::shim {

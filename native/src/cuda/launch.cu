@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "../../include/ncclffm/fused.h"
 #include "../../include/ncclffm/impl/lsa_pattern.h"
 #include "../shim.h"
 #include "kernels.cuh"
