@@ -121,10 +121,9 @@ typedef struct ncclFfmStatus {
 /* State of one channel, in device memory of the rank that owns it; only kernels of that rank touch it. Zeroed at
  * creation. */
 typedef struct ncclFfmChannel {
-  uint64_t state;  /* bits 0-31: epoch of the last finished exchange, advanced by kernels; bit 32: one is running */
-  uint32_t failed; /* entry 0 only: the ncclResult_t that the communicator has failed with, for good */
-  uint32_t
-      gridSync; /* of a grid whose first block is here: blocks that have arrived; the top bit turns with the last */
+  uint64_t state;    /* bits 0-31: epoch of the last finished exchange, advanced by kernels; bit 32: one is running */
+  uint32_t failed;   /* entry 0 only: the ncclResult_t that the communicator has failed with, for good */
+  uint32_t gridSync; /* of the grid whose first block is here: its top bit turns when all blocks have arrived */
   uint32_t reserved[28];
 } ncclFfmChannel;
 

@@ -115,9 +115,9 @@ NCCLFFM_DEVICE uint32_t fetchAddAcqRelGpu(uint32_t *address, uint32_t value) {
   return old;
 }
 
-NCCLFFM_DEVICE uint64_t fetchOrRelaxedGpu(uint64_t *address, uint64_t bits) {
+NCCLFFM_DEVICE uint64_t fetchOrAcquireGpu(uint64_t *address, uint64_t bits) {
   uint64_t old;
-  asm volatile("atom.relaxed.gpu.global.or.b64 %0, [%1], %2;"
+  asm volatile("atom.acquire.gpu.global.or.b64 %0, [%1], %2;"
                : "=l"(old)
                : "l"(__cvta_generic_to_global(address)), "l"(bits)
                : "memory");
@@ -241,8 +241,8 @@ NCCLFFM_DEVICE uint32_t fetchAddAcqRelGpu(uint32_t *address, uint32_t value) {
   return __atomic_fetch_add(address, value, __ATOMIC_ACQ_REL);
 }
 
-NCCLFFM_DEVICE uint64_t fetchOrRelaxedGpu(uint64_t *address, uint64_t bits) {
-  return __atomic_fetch_or(address, bits, __ATOMIC_RELAXED);
+NCCLFFM_DEVICE uint64_t fetchOrAcquireGpu(uint64_t *address, uint64_t bits) {
+  return __atomic_fetch_or(address, bits, __ATOMIC_ACQUIRE);
 }
 
 NCCLFFM_DEVICE uint32_t compareAndSwapRelaxedGpu(uint32_t *address, uint32_t expected, uint32_t desired) {

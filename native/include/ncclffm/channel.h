@@ -26,6 +26,7 @@ struct SlotsOfTwo {
 //   ncclInvalidArgument  the communicator is not one, or the channel is not one of its channels; memory was not touched
 //   ncclInvalidUsage     somebody holds this channel; the communicator has failed (status record)
 //   any other            what the communicator had failed with before
+// A session that is held learns of a failure elsewhere at its next wait that is not over at once.
 template <class Coop>
 class ChannelSession {
  public:
@@ -61,6 +62,12 @@ class ChannelSession {
   // For protocols: ends it, with this thread's result. All threads have then read what came in, so that the next
   // exchange may start, and all know whether one of them failed.
   NCCLFFM_DEVICE ncclResult_t endExchange(ncclResult_t ofThisThread);
+
+  // For calls that do more than exchanges: what they ended with is what the session, too, has failed with.
+  NCCLFFM_DEVICE ncclResult_t endCall(ncclResult_t result) {
+    if (result != ncclSuccess) result_ = result;
+    return result;
+  }
 
   // The same session for a call that is not inlined, and back again: so that this one may stay in registers.
   NCCLFFM_DEVICE ChannelSession lend() const { return ChannelSession(coop_, comm_, site_, result_, taskHash_); }
@@ -144,8 +151,8 @@ struct Grid {
 };
 
 // Waits until all blocks have called this; what they wrote before is visible to all after it. One grid at a time on a
-// channel; index and nBlocks as long as it is used. The deadline is twice that of a wait for a peer, so that a status
-// names the peer that did not come to one of the blocks.
+// channel. All blocks must come within twice the time that a wait for a peer may take: so a status names the peer that
+// did not come to one of the blocks, unless the blocks' waits add up to more.
 template <class Coop>
 NCCLFFM_DEVICE ncclResult_t syncGrid(const Grid<Coop> &grid, const DevComm &comm, int channel = 0);
 

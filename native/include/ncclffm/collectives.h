@@ -8,13 +8,16 @@
 //   ncclDevAllReduce(coop, comm, sendbuff, recvbuff, count, datatype, op, channel)  by a group: CoopThread, CoopWarp,
 //                                                                                  CoopBlock or CoopGrid
 //   ncclDevAllReduce(session, sendbuff, recvbuff, count, datatype, op)              by a group that holds a channel
+// On a session, the group syncs between writing sendbuff and the call, and the other way round for recvbuff; the other
+// forms sync when they take the channel.
 // A block or a smaller group communicates its own slice: what other blocks wrote is visible to it only after a sync of
 // the grid. A CoopGrid works together on one buffer, each block on its share and on channel + its index; it syncs the
 // grid before and after, so all blocks must be running (cooperative launch), and sees what all of them wrote.
 //
 // Any element offset, any count from 0 (which does nothing). Buffers are equal or disjoint, where NCCL allows in place:
 // for ncclDevReduceScatter recvbuff is at sendbuff + rank * recvcount, for ncclDevAllGather the other way round.
-// Results are bit-identical on all ranks: one rank sums an element, in rank order (around a ring: in ring order).
+// Results are bit-identical on all ranks: whoever sums an element does so in rank order (around a ring, one rank after
+// the other in ring order).
 //
 // Results: ncclInvalidArgument (and memory was not touched) if the communicator or the channel is not one, for a data
 // type, an operation, a root or a peer that is none, a null or misaligned buffer with count > 0, bytes that do not fit

@@ -22,7 +22,8 @@ struct SqrtAbs {
   NCCLFFM_DEVICE float operator()(float x) const;
 };
 
-// Called by all threads of a group that holds a channel. Arguments, results and memory as for ncclDevAllReduce.
+// Called by all threads of a group that holds a channel. Arguments, results and memory as for ncclDevAllReduce on a
+// session.
 template <class Coop, class Prologue, class Epilogue>
 NCCLFFM_DEVICE ncclResult_t fusedAllReduce(ChannelSession<Coop> &session, const float *sendbuff, float *recvbuff,
                                            size_t count, Prologue prologue, Epilogue epilogue);

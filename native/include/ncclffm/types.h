@@ -56,7 +56,7 @@ enum ncclRedOp_t { ncclSum = 0, ncclProd = 1, ncclMax = 2, ncclMin = 3, ncclAvg 
 
 static_assert(sizeof(Status) == 120, "ncclFfmStatus is read by Java");
 static_assert(sizeof(Channel) == 128, "one channel, one cache line of the GPU");
-static_assert(sizeof(Pair) == 16, "four pairs, one sector of the GPU's cache lines");
+static_assert(sizeof(Pair) == 16, "two pairs, one sector of the GPU's cache lines");
 static_assert(sizeof(Lsa) == 96, "ncclLsa is filled by Java");
 static_assert(sizeof(DevComm) <= 256, "a kernel takes the communicator by value");
 static_assert(sizeof(Task) == 128, "a task is a line of its own");

@@ -1,6 +1,7 @@
 // The only spin loop of the library, and how a communicator fails. Every wait ends: when what it waits for has come, at
 // the deadline, when Java sets the abort word, or when the communicator has failed elsewhere on this rank. The first
-// failure is written to the status record and is final: every later call on this communicator returns it at once.
+// failure is written to the status record and is final: every later call on this communicator returns it at once (on a
+// channel that is held, at the next wait that is not over at once).
 #ifndef NCCLFFM_WAIT_H_
 #define NCCLFFM_WAIT_H_
 

@@ -1,4 +1,5 @@
-// The kernel of ncclFfmLaunch for one element type, or for calls that do not reduce. It takes long to compile, so the types are spread over files.
+// The kernel of ncclFfmLaunch for one element type, or for calls that do not reduce. It takes long to compile, so the
+// types are spread over files.
 #ifndef NCCLFFM_CUDA_KERNELS_CUH_
 #define NCCLFFM_CUDA_KERNELS_CUH_
 

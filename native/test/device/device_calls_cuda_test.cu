@@ -205,13 +205,12 @@ struct Way {
   uint32_t protocol, algorithm;
 };
 
-std::vector<Way> waysOf(uint32_t function, bool zeroCopy) {
+std::vector<Way> waysOf(bool zeroCopy) {
   std::vector<Way> ways;
   for (uint32_t protocol = 1; protocol <= 3; ++protocol) {
     if (zeroCopy && protocol != ncclFfmProtocolSimple) continue;
     for (uint32_t algorithm = 1; algorithm <= 3; ++algorithm) ways.push_back({protocol, algorithm});
   }
-  (void)function;
   return ways;
 }
 
@@ -224,7 +223,7 @@ void allCallsAreRight(int nRanks) {
       for (int op = ncclSum; op <= ncclAvg; ++op) {
         if (moves(function) && op != static_cast<int>(number % 2)) continue;
         for (bool zeroCopy : {false, true}) {
-          for (const Way &way : waysOf(function, zeroCopy)) {
+          for (const Way &way : waysOf(zeroCopy)) {
             ncclFfmCall call = {};
             call.function = function;
             call.datatype = type.datatype;
@@ -286,34 +285,58 @@ void largeCallsAreRight(int nRanks) {
   printf("%d ranks: large calls, %d failures so far\n", nRanks, failures);
 }
 
-// As a user's kernel calls it: a warp, a block, or the grid; 0 does nothing.
-enum class Scope { kWarp, kBlock, kGrid };
+// As a user's kernel calls it: a warp, a block, a block that holds the channel, or the grid; of no function, nothing.
+enum class Scope { kWarp, kBlock, kSession, kGrid };
+constexpr int kScopeChannel = 2;
+
+// The type is known where the call is compiled, as it is in most kernels.
+template <class Who>
+__device__ ncclResult_t callOfSomeType(Who &&who, const DevComm &comm, ncclFfmCall call) {
+  switch (call.datatype) {
+    case ncclInt8:
+      call.datatype = ncclInt8;
+      return who(comm, call);
+    case ncclBfloat16:
+      call.datatype = ncclBfloat16;
+      return who(comm, call);
+    default:
+      call.datatype = ncclFloat32;
+      return who(comm, call);
+  }
+}
+
+template <class Coop>
+struct ByGroup {
+  Coop coop;
+  __device__ ncclResult_t operator()(const DevComm &comm, const ncclFfmCall &call) const {
+    return ncclDevCallLsa(coop, comm, call, kScopeChannel);
+  }
+};
+
+struct BySession {
+  __device__ ncclResult_t operator()(const DevComm &comm, const ncclFfmCall &call) const {
+    ChannelSession<CoopBlock> session(CoopBlock(), comm, kScopeChannel, ncclFfmFunctionNone);
+    return ncclDevCallLsa(session, call);
+  }
+};
 
 template <Scope kScope>
-__global__ void __launch_bounds__(512, 1) scopeKernel(const __grid_constant__ DevComm comm, const float *send,
-                                                      float *recv, size_t count, int function, ncclResult_t *result) {
-  if (function == 0) return;
+__global__ void __launch_bounds__(512, 1)
+    scopeKernel(const __grid_constant__ DevComm comm, const __grid_constant__ ncclFfmCall call, ncclResult_t *result) {
+  if (call.function == ncclFfmFunctionNone) return;
   ncclResult_t r = ncclSuccess;
-  auto call = [&](auto coop) {
-    switch (function) {
-      case ncclFfmFunctionAllReduce:
-        return ncclDevAllReduce(coop, comm, send, recv, count, ncclFloat32, ncclSum, 2);
-      case ncclFfmFunctionReduceScatter:
-        return ncclDevReduceScatter(coop, comm, send, recv, count, ncclFloat32, ncclSum, 2);
-      case ncclFfmFunctionAllGather:
-        return ncclDevAllGather(coop, comm, send, recv, count, ncclFloat32, 2);
-      default:
-        return ncclDevAllToAll(coop, comm, send, recv, count, ncclFloat32, 2);
-    }
-  };
-  if (kScope == Scope::kWarp) {
+  if constexpr (kScope == Scope::kWarp) {
     if (threadIdx.x >= 32 || blockIdx.x != 0) return;
-    r = call(CoopWarp());
-  } else if (kScope == Scope::kBlock) {
-    if (blockIdx.x != 0) return;
-    r = call(CoopBlock());
+    r = callOfSomeType(ByGroup<CoopWarp>{}, comm, call);
+  } else if constexpr (kScope == Scope::kGrid) {
+    r = callOfSomeType(ByGroup<CoopGrid>{thisGrid()}, comm, call);
   } else {
-    r = call(thisGrid());
+    if (blockIdx.x != 0) return;
+    if constexpr (kScope == Scope::kBlock) {
+      r = callOfSomeType(ByGroup<CoopBlock>{}, comm, call);
+    } else {
+      r = callOfSomeType(BySession(), comm, call);
+    }
   }
   if (threadIdx.x == 0) result[blockIdx.x] = r;
 }
@@ -321,80 +344,87 @@ __global__ void __launch_bounds__(512, 1) scopeKernel(const __grid_constant__ De
 template <Scope kScope>
 void scopesAreRight(int nRanks, const char *what) {
   World world(nRanks, 10000 * kMs, 1 << 20, [](const Rank &rank) {
-    scopeKernel<kScope><<<1, 32, 0, rank.stream>>>(rank.comm, nullptr, nullptr, 0, 0, nullptr);
+    scopeKernel<kScope><<<1, 32, 0, rank.stream>>>(rank.comm, ncclFfmCall{}, nullptr);
   });
-  const Type type = kTypes[7];
   const int threads[] = {32, 64, 96, 256, 512};
-  for (uint32_t function : {1u, 2u, 3u, 6u}) {
-    for (uint32_t protocol : {1u, 2u, 3u}) {
-      for (int i = 0; i < (reduced ? 1 : 6); ++i) {
-        ncclFfmCall call = {};
-        call.function = function;
-        call.datatype = type.datatype;
-        const uint64_t number = function * 100 + protocol * 10 + i;
-        call.count = 1 + mix(number) % 30000;
-        const size_t offset = i % 4;
-        world.onEach([&](Rank &rank, int) { rank.comm.protocol = protocol; });
-        const int blocks = kScope == Scope::kGrid ? 1 + i : 1;
-        runAndCompare(world, call, type, number, offset, what, [&] {
-          world.onEach([&](Rank &rank, int) {
-            scopeKernel<kScope><<<blocks, threads[i % 5], 0, rank.stream>>>(rank.comm, rank.send + offset,
-                                                                            rank.recv + offset, call.count,
-                                                                            static_cast<int>(function), rank.results);
+  uint64_t number = 0;
+  for (uint32_t function = ncclFfmFunctionAllReduce; function <= ncclFfmFunctionSendRecv; ++function) {
+    if (function == ncclFfmFunctionRecv || (nRanks == 1 && function >= ncclFfmFunctionSend)) continue;
+    if (kScope == Scope::kSession && function >= ncclFfmFunctionSend) continue;  // channels are for collectives
+    for (int t : {0, 7, 9}) {
+      const Type &type = kTypes[t];
+      for (bool zeroCopy : {false, true}) {
+        for (const Way &way : waysOf(zeroCopy)) {
+          ncclFfmCall call = {};
+          call.function = function;
+          call.datatype = type.datatype;
+          call.protocol = way.protocol;
+          call.algorithm = way.algorithm;
+          ++number;
+          call.op = moves(function) ? static_cast<int>(ncclSum) : static_cast<int>(mix(number) % 5);
+          call.root = function == ncclFfmFunctionHierarchicalAllReduce ? (number % 2 == 0 ? 1 : nRanks)
+                                                                       : static_cast<int>(mix(number) % nRanks);
+          call.count = 1 + mix(number + 1) % (reduced ? 3000 : 30000);
+          const size_t offset = mix(number + 2) % 16;
+          ncclFfmCall chosen = callOf(call, world, 0, offset, type, zeroCopy);
+          if (ncclFfmChoose(&world.ranks[0].comm, &chosen) != ncclSuccess) continue;  // not for this function
+          const int blocks = kScope == Scope::kGrid ? static_cast<int>(1 + number % 6) : 1;
+          runAndCompare(world, call, type, number, offset, what, [&] {
+            world.onEach([&](Rank &rank, int r) {
+              for (int b = 0; b < blocks; ++b) rank.results[b] = ncclSuccess;
+              if (function == ncclFfmFunctionSend && r != 0 && r != nRanks - 1) return;
+              scopeKernel<kScope><<<blocks, threads[number % 5], 0, rank.stream>>>(
+                  rank.comm, callOf(call, world, r, offset, type, zeroCopy), rank.results);
+            });
           });
-        });
-        for (const Rank &rank : world.ranks) {
-          for (int b = 0; b < blocks; ++b) check(rank.results[b] == ncclSuccess, what, rank.results[b], b);
+          for (const Rank &rank : world.ranks) {
+            for (int b = 0; b < blocks; ++b) check(rank.results[b] == ncclSuccess, what, rank.results[b], b, function);
+          }
         }
       }
     }
   }
 }
 
-// 10,000 calls back to back on each rank's stream, each on data of its own; then one captured in a graph, replayed with
-// new data each time.
+// 10,000 calls back to back on each rank's stream, each with a slice of its own of the data and of the results; then
+// 100 calls captured in a graph, which is replayed 100 times with new data each time.
 void manyCallsAndReplaysAreRight(int nRanks) {
-  World world(nRanks, 20000 * kMs, 1 << 20, [](const Rank &) {});
+  constexpr size_t kCount = 101;
+  const int kCalls = reduced ? 100 : 10000, kInGraph = reduced ? 20 : 100, kReplays = reduced ? 5 : 100;
+  World world(nRanks, 20000 * kMs, nRanks * kCount * kCalls + 64, [](const Rank &) {});
   const Type type = kTypes[7];
-  constexpr int kCalls = 10000;
-  const size_t count = 101;
-  // Call i sums what call i - 1 gave: values would grow, so the maximum of the sums' signs is taken instead.
-  ncclFfmCall call = {};
-  call.function = ncclFfmFunctionAllReduce;
-  call.datatype = type.datatype;
-  call.op = ncclMax;
-  call.count = count;
-  uint64_t number = 5;
-  runAndCompare(world, call, type, number, 0, "10,000 calls", [&] {
-    for (int i = 0; i < (reduced ? 100 : kCalls); ++i) {
-      world.onEach([&](Rank &rank, int r) {
-        ncclFfmCall mine = callOf(call, world, r, 0, type, false);
-        if (i % 3 == 1) mine.sendbuff = rank.recv;  // in place: the maximum stays what it is
-        if (i > 0) mine.protocol = 1 + i % 3;
-        SHIM(ncclFfmLaunch(&rank.comm, &mine, rank.stream));
-      });
-    }
+  ncclFfmCall all = {};
+  all.function = ncclFfmFunctionAllReduce;
+  all.datatype = type.datatype;
+  auto enqueue = [&](Rank &rank, int i) {
+    ncclFfmCall slice = all;
+    slice.count = kCount;
+    slice.protocol = 1 + i % 3;
+    slice.sendbuff = rank.send + i * kCount;
+    slice.recvbuff = rank.recv + i * kCount;
+    SHIM(ncclFfmLaunch(&rank.comm, &slice, rank.stream));
+  };
+  all.count = kCount * kCalls;
+  runAndCompare(world, all, type, 5, 0, "many calls", [&] {
+    for (int i = 0; i < kCalls; ++i) world.onEach([&](Rank &rank, int) { enqueue(rank, i); });
   });
   std::vector<cudaGraphExec_t> graphs(nRanks);
-  call.op = ncclSum;
   world.onEach([&](Rank &rank, int r) {
     cudaGraph_t graph;
     CUDA(cudaStreamBeginCapture(rank.stream, cudaStreamCaptureModeThreadLocal));
-    for (uint32_t protocol : {1u, 2u, 3u}) {
-      ncclFfmCall mine = callOf(call, world, r, 0, type, false);
-      mine.protocol = protocol;
-      SHIM(ncclFfmLaunch(&rank.comm, &mine, rank.stream));
-    }
+    for (int i = 0; i < kInGraph; ++i) enqueue(rank, i);
     CUDA(cudaStreamEndCapture(rank.stream, &graph));
     CUDA(cudaGraphInstantiate(&graphs[r], graph, 0));
     CUDA(cudaGraphDestroy(graph));
   });
-  for (int replay = 0; replay < (reduced ? 5 : 300); ++replay) {
-    runAndCompare(world, call, type, 1000 + replay, 0, "replay",
+  all.count = kCount * kInGraph;
+  for (int replay = 0; replay < kReplays; ++replay) {
+    runAndCompare(world, all, type, 1000 + replay, 0, "replay",
                   [&] { world.onEach([&](Rank &rank, int r) { CUDA(cudaGraphLaunch(graphs[r], rank.stream)); }); });
   }
   for (cudaGraphExec_t graph : graphs) CUDA(cudaGraphExecDestroy(graph));
-  printf("%d ranks: %d calls back to back, replays; %d failures so far\n", nRanks, kCalls, failures);
+  printf("%d ranks: %d calls back to back, %d replays of %d calls; %d failures so far\n", nRanks, kCalls, kReplays,
+         kInGraph, failures);
 }
 
 }  // namespace
@@ -407,8 +437,9 @@ int main(int argc, char **argv) {
     allCallsAreRight(nRanks);
     scopesAreRight<Scope::kWarp>(nRanks, "warp");
     scopesAreRight<Scope::kBlock>(nRanks, "block");
+    scopesAreRight<Scope::kSession>(nRanks, "session");
     scopesAreRight<Scope::kGrid>(nRanks, "grid");
-    printf("%d ranks: warps, blocks, grids, %d failures so far\n", nRanks, failures);
+    printf("%d ranks: warps, blocks, sessions, grids, %d failures so far\n", nRanks, failures);
     manyCallsAndReplaysAreRight(nRanks);
     if (!reduced) largeCallsAreRight(nRanks);
   }

@@ -88,18 +88,7 @@ void rankThatNeverArrivesIsNamedOnEveryLiveRank(int nRanks, int absent, uint32_t
   for (int rank = 0; rank < nRanks; ++rank) {
     if (rank == absent) continue;
     checkWaited(world, rank);
-    if (algorithm != ncclFfmAlgorithmRing) {
-      checkStatus(world, rank, statusOf(ncclTimeout, function, absent, kChannel, kGoodCalls + 1));
-      continue;
-    }
-    // Around a ring, a rank hears of its neighbours only: of the one before it, or that the one after takes nothing.
-    const Status s = world.status(rank);
-    const int before = (rank + nRanks - 1) % nRanks, after = (rank + 1) % nRanks;
-    check(s.code == ncclTimeout && s.function == function && (s.peer == before || s.peer == after) &&
-              s.channel == kChannel && s.epoch >= 1 && s.epoch <= 3,
-          "ring without rank %d, status of rank %d: code %u, function %u, peer %d, channel %d, epoch %u", absent, rank,
-          s.code, s.function, s.peer, s.channel, s.epoch);
-    if (before == absent) check(s.peer == absent, "the rank after the absent one names %d", s.peer);
+    checkStatus(world, rank, statusOf(ncclTimeout, function, absent, kChannel, kGoodCalls + 1));
   }
 
   // The communicator has failed for good, on every channel, and does not even send; without a deadline, too.
@@ -150,6 +139,7 @@ void ranksThatDisagreeAreToldSo() {
       {"protocol LL128", [](Call &c) { c.protocol = ncclFfmProtocolLL128; }},
       {"protocol Simple", [](Call &c) { c.protocol = ncclFfmProtocolSimple; }},
       {"algorithm", [](Call &c) { c.algorithm = ncclFfmAlgorithmTwoShot; }},
+      {"algorithm, the ring", [](Call &c) { c.algorithm = ncclFfmAlgorithmRing; }},
       {"root", [](Call &c) { c.function = ncclFfmFunctionBroadcast, c.root = 1; }},
       {"root of reduce", [](Call &c) { c.function = ncclFfmFunctionReduce, c.root = 1; }},
   };
@@ -200,6 +190,68 @@ void ranksOnDifferentChannelsTimeOut() {
   for (int rank = 0; rank < 2; ++rank) {
     checkStatus(world, rank, statusOf(ncclTimeout, ncclFfmFunctionAllReduce, 1 - rank, rank, 1));
   }
+}
+
+// Counts whose low 15 bits are the same, on few threads that poll fast: the flags must differ.
+void countsThatDifferByMuchAreToldApart() {
+  for (uint32_t protocol : {ncclFfmProtocolLL, ncclFfmProtocolLL128}) {
+    for (uint32_t algorithm : {ncclFfmAlgorithmOneShot, ncclFfmAlgorithmTwoShot, ncclFfmAlgorithmRing}) {
+      for (uint64_t other : {uint64_t{2 * 32768}, uint64_t{4 * 32768}, uint64_t{3 * 32768}}) {
+        World world(2, kChannels, 1 << 20, expectFailure ? kTimeoutNs : 20000 * kMs);
+        inThreads(2, [&](int rank) {
+          const uint64_t count = rank == 0 ? 32768 : other;
+          std::vector<float> in(count, 1.0f), out(count);
+          Call call = floatCall(ncclFfmFunctionAllReduce, in, out, count);
+          call.protocol = protocol;
+          call.algorithm = algorithm;
+          ncclResult_t result = ncclSuccess;
+          for (int i = 0; i < 4 && result == ncclSuccess; ++i) {
+            result = ncclDevCallLsa(CoopThread(), world.comm(rank), call, 0);
+          }
+          check(result == ncclInvalidUsage, "protocol %u, algorithm %u, 32768 and %llu elements: result %d", protocol,
+                algorithm, static_cast<unsigned long long>(other), result);
+        });
+      }
+    }
+  }
+}
+
+// The window of every rank's buffers is the same, but one rank's call has its result elsewhere in it.
+void offsetsOfZeroCopyThatDifferAreToldApart() {
+  constexpr int kRanks = 2;
+  World world(kRanks, kChannels, kSlotBytes, expectFailure ? kTimeoutNs : 20000 * kMs);
+  std::vector<float> windows[kRanks];
+  void *peers[kRanks];
+  for (int rank = 0; rank < kRanks; ++rank) {
+    windows[rank].assign(300, 1.0f);
+    peers[rank] = windows[rank].data();
+  }
+  inThreads(kRanks, [&](int rank) {
+    Call call = makeCall(ncclFfmFunctionAllReduce, nullptr, nullptr, 100, ncclFloat32, ncclSum, 0, 0);
+    call.send = {peers, 1200, 0};
+    call.recv = {peers, 1200, rank == 0 ? 400u : 800u};
+    const ncclResult_t result = ncclDevCallLsa(CoopThread(), world.comm(rank), call, 0);
+    check(result == ncclInvalidUsage, "rank %d: result %d, not ncclInvalidUsage", rank, result);
+  });
+  for (const auto &window : windows) check(window[100] == 1.0f && window[200] == 1.0f, "a refused call wrote");
+}
+
+// A session whose ring did not come to pass knows that its communicator has failed.
+void sessionFailsWithItsRing() {
+  World world(2, kChannels, kSlotBytes, kTimeoutNs);
+  __atomic_store_n(&world.comm(0).pairs[1].send, kBusyBit, __ATOMIC_RELAXED);
+  inThreads(2, [&](int rank) {
+    const DevComm &comm = world.comm(rank);
+    ChannelSession<CoopThread> session(CoopThread(), comm, 0, ncclFfmFunctionAllReduce);
+    std::vector<float> in(9, 1.0f), out(9);
+    Call call = floatCall(ncclFfmFunctionAllReduce, in, out, 9);
+    call.protocol = ncclFfmProtocolLL;
+    call.algorithm = ncclFfmAlgorithmRing;
+    const ncclResult_t expected = rank == 0 ? ncclInvalidUsage : ncclTimeout;
+    const ncclResult_t first = ncclDevCallLsa(session, call), second = ncclDevCallLsa(session, call);
+    check(first == expected && second == expected && session.result() == expected, "rank %d: results %d, %d, %d", rank,
+          first, second, session.result());
+  });
 }
 
 // A rank stops after it began an exchange, and after the first step of two.
@@ -604,6 +656,8 @@ int main(int argc, char **argv) {
   secondSendToAPeerOnAChannelIsRefused();
   if (expectFailure && failures.load() != 0) return report("failure_test");
   ranksThatDisagreeAreToldSo();
+  countsThatDifferByMuchAreToldApart();
+  offsetsOfZeroCopyThatDifferAreToldApart();
   if (expectFailure) return report("failure_test");
   ranksOnDifferentChannelsTimeOut();
   sendsAndReceivesWithoutTheirOtherEndTimeOut();
@@ -612,6 +666,7 @@ int main(int argc, char **argv) {
   peerThatDoesNotComeToABlockOfAGridIsNamed();
   twoGridsAtATime();
   rankThatDiesInTheMiddleIsNamed();
+  sessionFailsWithItsRing();
   ranksThatNeverArriveAreNamed();
   return report("failure_test");
 }

@@ -21,7 +21,7 @@ NCCLFFM_DEVICE ncclResult_t take(const Coop &coop, const DevComm &comm, uint64_t
   if (coop.rank() == 0) {
     ncclResult_t result = failureOf(comm, site.channel);
     if (result == ncclSuccess) {
-      uint64_t old = fetchOrRelaxedGpu(state, kBusyBit);
+      uint64_t old = fetchOrAcquireGpu(state, kBusyBit);
       site.epoch = static_cast<uint32_t>(old);
       if (holds(Rule::kBusyChannel) && (old & kBusyBit) != 0) result = fail(comm, site, ncclInvalidUsage, kNobody, 0);
     }
@@ -35,7 +35,7 @@ NCCLFFM_DEVICE ncclResult_t take(const Coop &coop, const DevComm &comm, uint64_t
 // The sync of the last exchange, or of take(), has made sure that nobody in the group still needs it.
 template <class Coop>
 NCCLFFM_DEVICE void giveBack(const Coop &coop, uint64_t *state, uint32_t epoch) {
-  if (coop.rank() == 0) storeRelaxedGpu(state, holds(Rule::kAdvanceEpoch) ? epoch : 0);
+  if (coop.rank() == 0) storeReleaseGpu(state, holds(Rule::kAdvanceEpoch) ? uint64_t{epoch} : 0);
 }
 
 // Clears the lines of a slot, of both protocols that have flags: the share of one thread.

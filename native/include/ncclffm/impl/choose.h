@@ -82,7 +82,6 @@ NCCLFFM_DEVICE Choice choose(uint32_t function, uint32_t protocol, uint32_t algo
   const bool isSmall = bytes <= static_cast<uint32_t>(mostBytesOfLL(path, nGroups)) / n;
   const bool hasOneShot = hasAlgorithm(function, ncclFfmAlgorithmOneShot, zeroCopy);
   const bool hasTwoShot = hasAlgorithm(function, ncclFfmAlgorithmTwoShot, zeroCopy);
-  if (zeroCopy) protocol = ncclFfmProtocolSimple;
   if (protocol == ncclFfmProtocolAuto) protocol = isSmall ? ncclFfmProtocolLL : ncclFfmProtocolSimple;
   if (algorithm == ncclFfmAlgorithmAuto) {
     const bool one = protocol == ncclFfmProtocolSimple ? bytes <= mostBytesOfOneShot(nGroups) / (n * n) : isSmall;

@@ -129,6 +129,7 @@ NCCLFFM_DEVICE Problem problemOf(const DevComm &comm, const Call &call, uint32_t
     return Problem::kFunction;
   }
   if (!allowsProtocol(call.protocol, comm.path, groupSize)) return Problem::kProtocol;
+  if (isZeroCopy(call) && call.protocol != ncclFfmProtocolSimple) return Problem::kProtocol;
   if (!hasAlgorithm(call.function, call.algorithm, isZeroCopy(call))) return Problem::kAlgorithm;
   if (call.function == ncclFfmFunctionBarrier) return Problem::kNone;
   const uint32_t elementBytes = elementBytesOf(call.datatype);
@@ -152,6 +153,7 @@ NCCLFFM_DEVICE Problem problemOf(const DevComm &comm, const Call &call, uint32_t
 NCCLFFM_DEVICE void chooseFor(const DevComm &comm, Call &call, uint32_t groupSize, int nGroups) {
   uint32_t protocol = call.protocol, algorithm = call.algorithm;
   const bool zeroCopy = isZeroCopy(call);
+  if (protocol == ncclFfmProtocolAuto && zeroCopy) protocol = ncclFfmProtocolSimple;
   if (protocol == ncclFfmProtocolAuto && allowsProtocol(comm.protocol, comm.path, groupSize)) protocol = comm.protocol;
   if (algorithm == ncclFfmAlgorithmAuto && hasAlgorithm(call.function, comm.algorithm, zeroCopy)) {
     algorithm = comm.algorithm;
@@ -162,16 +164,23 @@ NCCLFFM_DEVICE void chooseFor(const DevComm &comm, Call &call, uint32_t groupSiz
   call.algorithm = choice.algorithm;
 }
 
-// What must be equal on all ranks, in 31 bits of which the low 15 differ whenever only counts do, and by less than
-// 2^15.
+// The offsets of a zero-copy call that must be equal on all ranks: peers store at their own, or load from it.
+NCCLFFM_DEVICE uint64_t sharedOffsets(const Call &call) {
+  const bool scatters = call.function == ncclFfmFunctionReduceScatter;
+  return (reduces(call.function) ? call.send.offset * 3 : 0) + (scatters ? 0 : call.recv.offset);
+}
+
+// What must be equal on all ranks, in 31 bits, of which a flag carries the low 15: they differ where only counts do,
+// and by less than 32765, by multiples of 32768, or by a power of two.
 NCCLFFM_DEVICE uint32_t hashOf(const Call &call, uint64_t shareCount) {
   const uint64_t which = static_cast<uint64_t>(call.function) | static_cast<uint64_t>(call.datatype) << 4 |
                          static_cast<uint64_t>(call.op) << 8 | static_cast<uint64_t>(call.protocol) << 12 |
                          static_cast<uint64_t>(call.algorithm) << 14 | static_cast<uint64_t>(isZeroCopy(call)) << 16 |
                          static_cast<uint64_t>(isPair(call.function) ? 0 : call.root) << 32;
-  const uint64_t mixed = which * 0x9e3779b97f4a7c15u;
-  const uint32_t hash = static_cast<uint32_t>(mixed >> 40) + static_cast<uint32_t>(shareCount) +
-                        static_cast<uint32_t>(shareCount >> 32) * 0x9e3779b9u;
+  const uint64_t mixed = (which + (isZeroCopy(call) ? sharedOffsets(call) : 0)) * 0x9e3779b97f4a7c15u;
+  const uint32_t hash =
+      static_cast<uint32_t>(mixed >> 40) +
+      static_cast<uint32_t>(shareCount + 3 * (shareCount >> 15) + 5 * (shareCount >> 30));  // no count has 2^45
   return hash | 0x80000000u;  // never 0, which is what memory that was never written has
 }
 
@@ -277,18 +286,19 @@ NCCLFFM_DEVICE ncclResult_t runRing(ChannelSession<Coop> &session, const Call &c
   const DevComm &comm = session.comm();
   const int n = comm.nRanks, channel = session.site().channel;
   const ncclFfmFunction function = static_cast<ncclFfmFunction>(call.function);
-  PairSession<Coop> next(session.coop(), comm, channel, (comm.rank + 1) % n, Direction::kSend, function);
-  if (next.result() != ncclSuccess) return next.result();
-  PairSession<Coop> previous(session.coop(), comm, channel, (comm.rank + n - 1) % n, Direction::kRecv, function);
-  if (previous.result() != ncclSuccess) return previous.result();
-  // Nobody gets to the end of the ring before all have begun, as it is with an exchange; so a rank that has called
-  // something else is told.
+  // All ranks hear from all, once, so that whoever calls something else or does not come is named by everybody.
   session.beginExchange(context.hash);
   session.tellBegun();
+  const ncclResult_t begun = session.endExchange(session.awaitReady());
+  if (begun != ncclSuccess) return begun;
+  PairSession<Coop> next(session.coop(), comm, channel, (comm.rank + 1) % n, Direction::kSend, function);
+  if (next.result() != ncclSuccess) return session.endCall(next.result());
+  PairSession<Coop> previous(session.coop(), comm, channel, (comm.rank + n - 1) % n, Direction::kRecv, function);
+  if (previous.result() != ncclSuccess) return session.endCall(previous.result());
   if constexpr (kReduces<T>) {
     const uint64_t shard = shardBytes(b.bytes, n);
     const Parts in = {b.in, shard, shard, b.bytes}, out = {b.out, shard, shard, b.bytes};
-    return session.endExchange(ringPhases<T>(next, previous, call.protocol, in, out, context));
+    return session.endCall(ringPhases<T>(next, previous, call.protocol, in, out, context));
   } else {
     const Parts out = {b.out, b.stride, b.bytes, kNoEnd};
     char *own = out.of(comm.rank);
@@ -296,7 +306,7 @@ NCCLFFM_DEVICE ncclResult_t runRing(ChannelSession<Coop> &session, const Call &c
       copyBytes({session.coop().rank(), session.coop().size()}, own, b.in, b.bytes, context.elementBytes);
     }
     session.coop().sync();
-    return session.endExchange(ringPhases<T>(next, previous, call.protocol, out, out, context));
+    return session.endCall(ringPhases<T>(next, previous, call.protocol, out, out, context));
   }
 }
 
