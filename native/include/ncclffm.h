@@ -226,7 +226,8 @@ typedef struct ncclFfmTaskLane {
   uint32_t reserved2[31];
   uint64_t go;      /* to the other blocks of the lane: tasks before it are to be run; bit 32: leave after them */
   uint32_t arrived; /* blocks that have finished the task */
-  uint32_t reserved3[29];
+  uint32_t parked;  /* the attempt to end for which the lane takes no task until there is a verdict */
+  uint32_t reserved3[28];
   uint32_t failed; /* the result that the lane has failed with, for good */
   uint32_t reserved4;
   uint64_t running[3]; /* the record of the task that runs, packed */
@@ -235,10 +236,11 @@ typedef struct ncclFfmTaskLane {
 
 /* What the lanes of a queue share, in device memory. */
 typedef struct ncclFfmTaskShared {
-  uint32_t leave;    /* the scheduler ends: counts the launches that have ended */
+  uint32_t closing;  /* attempts of the scheduler to end */
+  uint32_t verdict;  /* what came of the last one: its number (31 bits), then whether the scheduler ends */
   uint32_t left;     /* blocks that have left */
   uint32_t finished; /* producers that have finished, of ncclFfmTaskControl.producers */
-  uint32_t reserved[29];
+  uint32_t reserved[28];
 } ncclFfmTaskShared;
 
 /* What the scheduler of a queue is doing. */

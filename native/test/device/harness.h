@@ -90,7 +90,8 @@ inline void breakRule(const char *name) {
       {"kScalarTail", Rule::kScalarTail},         {"kTaskRoom", Rule::kTaskRoom},
       {"kTaskRelease", Rule::kTaskRelease},       {"kTaskGeneration", Rule::kTaskGeneration},
       {"kLaunchBound", Rule::kLaunchBound},       {"kTaskOrder", Rule::kTaskOrder},
-      {"kTaskAgreement", Rule::kTaskAgreement},   {"kIdleRecheck", Rule::kIdleRecheck},
+      {"kLanesPark", Rule::kLanesPark},           {"kTaskAgreement", Rule::kTaskAgreement},
+      {"kIdleRecheck", Rule::kIdleRecheck},
   };
   for (const auto &row : kRules) {
     if (strcmp(row.name, name) == 0) brokenRule = row.rule;

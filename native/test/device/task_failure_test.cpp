@@ -364,8 +364,65 @@ void idleExitLosesNothing(int rounds) {
   fprintf(stderr, "task_failure_test: %d launches of the scheduler in %d rounds\n", rank.launches, rounds);
 }
 
+// The same with several ranks and lanes: a scheduler that ends must not leave a task begun on one lane and not on
+// another, for the ranks would then wait for each other's next schedulers, and those for the tasks.
+void idleExitOfSeveralRanksAndLanes(int rounds) {
+  constexpr int kRanks = 2, kLanes = 4;
+  stallRarity = 1;
+  World world(kRanks, kLanes, 512, expectFailure ? kShortNs : timeoutNs());
+  Queues queues(world, {kLanes, 1, 8, 0, expectFailure ? kShortNs : timeoutNs(), 0});
+  std::atomic<int> launched[kRanks] = {}, ended{0};
+  std::atomic<bool> over{false};
+  std::thread producers([&] {
+    inThreads(kRanks, [&](int rank) {
+      const TaskQueue &queue = queues[rank].queue;
+      for (int i = 1; i <= rounds; ++i) {
+        while (launched[rank].load() < i && !over.load()) std::this_thread::yield();
+        if (over.load()) return;
+        float in = 1, out[kLanes] = {};
+        Ticket tickets[kLanes] = {};
+        Given g = kUsual;
+        g.count = 1;
+        ncclResult_t result = ncclSuccess;
+        for (uint32_t lane = 0; lane < kLanes && result == ncclSuccess; ++lane) {
+          result =
+              appendAndLaunch(queue, g, (lane + static_cast<uint32_t>(rank)) % kLanes, &in, &out[lane], &tickets[lane]);
+        }
+        for (const Ticket &ticket : tickets) {
+          if (result == ncclSuccess) result = ncclTaskWait(CoopThread(), queue, ticket);
+        }
+        check(result == ncclSuccess, "round %d of the idle exit of several, rank %d: result %d", i, rank, result);
+        if (result != ncclSuccess) queues.abort(), over.store(true);
+        ncclTaskProducerEnd(queue);
+        ++ended;
+      }
+    });
+  });
+  // A host thread for each rank, so that none keeps the other from launching.
+  inThreads(kRanks, [&](int rank) {
+    uint64_t h = static_cast<uint64_t>(rank);
+    for (int i = 1; i <= rounds && !over.load(); ++i) {
+      launched[rank].store(i);
+      queues[rank].producerLaunched();
+      queues[rank].ensureRunning();
+      while (ended.load() < kRanks * i && !over.load()) std::this_thread::yield();
+      for (uint64_t wait = nowNs() + pick(h, 200000); nowNs() < wait;) {
+      }
+    }
+    queues[rank].stop();
+    queues[rank].joinScheduler();
+  });
+  over.store(true);
+  producers.join();
+  stallRarity = 64;
+  fprintf(stderr, "task_failure_test: %d launches of a scheduler in %d rounds of %d ranks\n", queues[0].launches,
+          rounds, kRanks);
+}
+
 void run() {
-  idleExitLosesNothing((expectFailure ? 40000 : 4000) / kSlowdown);
+  idleExitOfSeveralRanksAndLanes((expectFailure ? 8000 : 3000) / kSlowdown);
+  if (failures.load() != 0) return;
+  idleExitLosesNothing((expectFailure ? 20000 : 4000) / kSlowdown);
   if (failures.load() != 0) return;
   ranksThatDisagreeOnTheOrderAreToldSo();
   ranksThatDisagreeAreToldSo(1);

@@ -41,6 +41,7 @@ enum class Rule {
   kLaunchBound,     // a task is taken when it has been launched
   kTaskOrder,       // a task starts when all blocks of the lane have finished the one before
   kTaskAgreement,   // hashes tell tasks apart that only differ in name or number
+  kLanesPark,       // a scheduler ends when no lane can take a task any more
   kIdleRecheck,     // a scheduler looks for work once more after it has announced its end
   kScalarTail,      // what is left of a buffer after its last whole word is moved element by element
 };

@@ -49,6 +49,7 @@ struct LaneState {
   uint32_t polls;      // counts to the next look at what is seldom or slow to look at
   uint64_t quietNs;    // since when nothing has happened; of lane 0
   uint32_t quietDone;  // what had been done then: the sum of all lanes
+  uint32_t closing;    // the last attempt to end that it has seen the verdict of
 };
 
 NCCLFFM_DEVICE bool isQuiet(const TaskQueue &queue, uint32_t *sumOfDone) {
@@ -77,7 +78,25 @@ NCCLFFM_DEVICE bool hasProducers(const TaskQueue &queue) {
   return static_cast<int32_t>(loadRelaxedSys(&queue.control->producers) - finished) > 0;
 }
 
-// Ends the scheduler if it may end now.
+// No lane takes a task from now on, until there is a verdict: all or none leave. A lane that left alone, while another
+// one has begun a task, would keep the next scheduler from starting until that task is done, which its peers may not
+// run either before their next scheduler starts.
+NCCLFFM_DEVICE bool haveAllParked(const TaskQueue &queue, uint32_t attempt) {
+  for (uint32_t l = 1; l < queue.nLanes; ++l) {
+    const TaskLane &lane = queue.lanes[l];
+    for (uint32_t polls = 0; loadAcquireGpu(&lane.parked) != attempt; ++polls) {
+      if (loadRelaxedGpu(&lane.failed) != ncclSuccess) break;  // it takes none any more
+      // Busy, or a block that has not started: later.
+      if (polls == kPollsPerCheck || !isAtOrBeyond(loadRelaxedGpu(&lane.done), loadRelaxedGpu(&lane.launched))) {
+        return false;
+      }
+      pauseNs(kYieldBetweenPolls ? 0 : kPauseNs);
+    }
+  }
+  return true;
+}
+
+// For lane 0: ends the scheduler if it may end now.
 NCCLFFM_DEVICE_CALL bool endIfQuiet(const TaskQueue &queue, ncclFfmSchedulerMode mode, LaneState *state) {
   uint32_t done = 0;
   if (!isQuiet(queue, &done)) {
@@ -96,14 +115,36 @@ NCCLFFM_DEVICE_CALL bool endIfQuiet(const TaskQueue &queue, ncclFfmSchedulerMode
   storeRelaxedSys(&queue.control->state, ncclFfmSchedulerStopping);
   fenceBothWaysSys();
   NCCLFFM_STALL();
-  const bool ends = !holds(Rule::kIdleRecheck) || ((atOnce || !hasProducers(queue)) && isQuiet(queue, &done));
-  if (ends) {
-    storeReleaseGpu(&queue.shared->leave, 1);
-  } else {
+  const uint32_t attempt = (state->closing + 1) & 0x7fffffffu;
+  state->closing = attempt;
+  storeReleaseGpu(&queue.shared->closing, attempt);
+  const bool parked = !holds(Rule::kLanesPark) || haveAllParked(queue, attempt);
+  NCCLFFM_STALL();
+  const bool ends =
+      parked && (!holds(Rule::kIdleRecheck) || ((atOnce || !hasProducers(queue)) && isQuiet(queue, &done)));
+  if (!ends) {
     storeRelaxedSys(&queue.control->state, ncclFfmSchedulerRunning);
     state->quietNs = 0;
   }
+  storeReleaseGpu(&queue.shared->verdict, attempt << 1 | (ends ? 1u : 0u));
   return ends;
+}
+
+// For the other lanes: takes part in an attempt to end, if there is one. Whether the scheduler ends.
+NCCLFFM_DEVICE bool endWithLane0(const TaskQueue &queue, TaskLane &lane, LaneState *state) {
+  if (!holds(Rule::kLanesPark) && state->polls % kPollsPerCheck != 0) return false;
+  const uint32_t attempt = loadAcquireGpu(&queue.shared->closing);
+  if (attempt == state->closing) return false;
+  storeReleaseGpu(&lane.parked, attempt);
+  for (uint32_t polls = 1;; ++polls) {
+    // Lane 0 never waits long for a verdict, so neither does this one.
+    const uint32_t verdict = loadAcquireGpu(&queue.shared->verdict);
+    if (verdict >> 1 == attempt) {
+      state->closing = attempt;
+      return (verdict & 1) != 0;
+    }
+    pauseNs(kYieldBetweenPolls ? 0 : kPauseNs);
+  }
 }
 
 // Whether the lane's next task can be run now. Not one question after the other: the answers are on their way together.
@@ -139,8 +180,9 @@ NCCLFFM_DEVICE Next awaitTask(const TaskQueue &queue, ncclFfmSchedulerMode mode,
           failLane(queue, l, state->position, static_cast<ncclResult_t>(ncclFfmQueueBroken), now - missingNs);
         }
       }
-      if (l == 0 ? endIfQuiet(queue, mode, state) : loadAcquireGpu(&queue.shared->leave) != 0) return Next::kLeave;
+      if (l == 0 && endIfQuiet(queue, mode, state)) return Next::kLeave;
     }
+    if (l != 0 && endWithLane0(queue, lane, state)) return Next::kLeave;
     if (!failed && isReady(queue, lane, slot, state->position)) return Next::kRun;
     if (polls >= kPollsBeforePause) {
       pauseNs(kPauseNs);
@@ -355,7 +397,6 @@ NCCLFFM_DEVICE void leaveScheduler(const TaskQueue &queue) {
   TaskShared *shared = queue.shared;
   if (fetchAddAcqRelGpu(&shared->left, 1) != queue.nLanes * queue.blocksPerLane - 1) return;
   storeRelaxedGpu(&shared->left, 0);
-  storeRelaxedGpu(&shared->leave, 0);
   for (uint32_t l = 0; l < queue.nLanes; ++l) {
     TaskLane &lane = queue.lanes[l];
     storeRelaxedGpu(&lane.arrived, 0);  // a lane that failed may have left it half-way
@@ -371,7 +412,9 @@ NCCLFFM_DEVICE void runScheduler(Coop coop, const DevComm &comm, const TaskQueue
   const uint32_t b = static_cast<uint32_t>(block) % queue.blocksPerLane;
   {
     ChannelSession<Coop> session(coop, comm, block, ncclFfmFunctionNone);
-    LaneState state = {loadRelaxedGpu(&queue.lanes[l].done), 0, 0, 0};
+    // No verdict on a new attempt to end comes before this lane has parked: this is the last one of the scheduler
+    // before.
+    LaneState state = {loadRelaxedGpu(&queue.lanes[l].done), 0, 0, 0, loadRelaxedGpu(&queue.shared->verdict) >> 1};
     coop.sync();  // all threads know where the lane is, before it goes on
     for (;;) {
       Task task;
