@@ -1,4 +1,5 @@
 // The kernels of task queues: the scheduler, and those that append.
+#include "../../include/ncclffm/device.h"
 #include "../../include/ncclffm/impl/producers.h"
 #include "kernels.cuh"
 

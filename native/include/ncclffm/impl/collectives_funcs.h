@@ -44,10 +44,10 @@ NCCLFFM_DEVICE ncclResult_t withElementType(const Call &call, F f) {
 
 // A call in a kernel of somebody else's is a function of its own, which takes copies: so that kernels stay small, and
 // the session may stay in registers.
-template <class T, class Coop>
+template <class T, Ways kWays = Ways::kAll, class Coop>
 NCCLFFM_DEVICE_CALL ncclResult_t runShareApart(ChannelSession<Coop> &session, const Call &call,
                                                const BlockShare &share) {
-  return runShare<T>(session, call, share);
+  return runShare<T, kWays>(session, call, share);
 }
 
 // Not a generic lambda: NVRTC takes the body of one for a function of the host.

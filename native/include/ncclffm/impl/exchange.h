@@ -405,12 +405,17 @@ NCCLFFM_DEVICE void copyToSelf(const ChannelSession<Coop> &session, const Step &
   }
 }
 
-template <class T, class Coop>
+// What a kernel can do: everything, or what tasks need (no LL128, no ring, no zero-copy), which is half the code.
+enum class Ways { kAll, kTasks };
+
+template <class T, Ways kWays = Ways::kAll, class Coop>
 NCCLFFM_DEVICE ncclResult_t runStep(ChannelSession<Coop> &session, uint32_t protocol, const Step &step,
                                     const CallContext &call) {
   copyToSelf(session, step, call);
   if (protocol == ncclFfmProtocolLL) return runStepOfLines<LL, T>(session, step, call, Identity(), Identity());
-  if (protocol == ncclFfmProtocolLL128) return runStepOfLines<LL128, T>(session, step, call, Identity(), Identity());
+  if constexpr (kWays == Ways::kAll) {
+    if (protocol == ncclFfmProtocolLL128) return runStepOfLines<LL128, T>(session, step, call, Identity(), Identity());
+  }
   return runStepOfSimple<T>(session, step, call);
 }
 

@@ -360,7 +360,7 @@ NCCLFFM_DEVICE ShareBuffers buffersOf(const Call &call, const BlockShare &share,
 }
 
 // A checked collective with nothing left open, on a group's share of it. T is the element type of a call that reduces.
-template <class T, class Coop>
+template <class T, Ways kWays = Ways::kAll, class Coop>
 NCCLFFM_DEVICE ncclResult_t runShare(ChannelSession<Coop> &session, const Call &call, const BlockShare &share) {
   const DevComm &comm = session.comm();
   session.setFunction(static_cast<ncclFfmFunction>(call.function));
@@ -369,9 +369,11 @@ NCCLFFM_DEVICE ncclResult_t runShare(ChannelSession<Coop> &session, const Call &
   }
   if (share.count == 0) return ncclSuccess;
   const CallContext context = {call.op, comm.nRanks, elementBytesOf(call.datatype), hashOf(call, share.count)};
-  if (isZeroCopy(call)) return runZeroCopy<T>(session, call, share, context);
   const ShareBuffers buffers = buffersOf(call, share, context.elementBytes);
-  if (call.algorithm == ncclFfmAlgorithmRing && comm.nRanks > 1) return runRing<T>(session, call, buffers, context);
+  if constexpr (kWays == Ways::kAll) {
+    if (isZeroCopy(call)) return runZeroCopy<T>(session, call, share, context);
+    if (call.algorithm == ncclFfmAlgorithmRing && comm.nRanks > 1) return runRing<T>(session, call, buffers, context);
+  }
   // What is all about latency has code of its own, in which the step is known.
   if constexpr (kReduces<T>) {
     if (call.function == ncclFfmFunctionAllReduce && call.algorithm == ncclFfmAlgorithmOneShot &&
@@ -381,7 +383,7 @@ NCCLFFM_DEVICE ncclResult_t runShare(ChannelSession<Coop> &session, const Call &
   }
   NCCLFFM_NO_UNROLL
   for (int i = 0; i < stepsOf(call); ++i) {
-    const ncclResult_t result = runStep<T>(session, call.protocol, stepOf(comm, call, buffers, i), context);
+    const ncclResult_t result = runStep<T, kWays>(session, call.protocol, stepOf(comm, call, buffers, i), context);
     if (result != ncclSuccess) return result;
   }
   return ncclSuccess;

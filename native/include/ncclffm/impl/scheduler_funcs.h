@@ -19,6 +19,8 @@ NCCLFFM_DEVICE DevComm schedulerComm(const DevComm &comm, const TaskQueue &queue
   view.status = queue.status;
   view.lanes = queue.lanes;
   view.laneChannels = static_cast<int>(queue.blocksPerLane);
+  if (view.protocol == ncclFfmProtocolLL128) view.protocol = ncclFfmProtocolAuto;
+  if (view.algorithm == ncclFfmAlgorithmRing) view.algorithm = ncclFfmAlgorithmAuto;
   return view;
 }
 
@@ -311,7 +313,7 @@ struct CallShare {
 
   template <class T>
   NCCLFFM_DEVICE ncclResult_t operator()(TypeTag<T>) const {
-    return runShareApart<T>(session, call, share);
+    return runShareApart<T, Ways::kTasks>(session, call, share);
   }
 };
 
