@@ -19,6 +19,7 @@ public final class ProducerRun {
 
   // All below are the queue's, under its lock.
   boolean ended;
+  long endedAt; // System.nanoTime
   int result;
   final int[] ends;
   boolean done;

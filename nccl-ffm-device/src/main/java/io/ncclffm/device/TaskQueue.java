@@ -99,6 +99,10 @@ public final class TaskQueue implements AbortableResource {
   private static final Duration COPY_TIMEOUT = Duration.ofSeconds(10);
   private static final Duration DRAIN_TIMEOUT = Duration.ofSeconds(10);
   private static final Duration ABORT_TIMEOUT = Duration.ofSeconds(5);
+
+  /** How long after the result that a kernel got the record of its lane may come. */
+  private static final long RECORD_NANOS = 1_000_000_000;
+
   private static final System.Logger LOG = System.getLogger("io.ncclffm");
 
   private static final VarHandle INT = JAVA_INT.varHandle();
@@ -821,6 +825,7 @@ public final class TaskQueue implements AbortableResource {
     ticket.answered = true;
     ticket.sequence = pinned.get(JAVA_INT, at + ncclFfmTicket.sequence$offset());
     ticket.result = pinned.get(JAVA_INT, at + ncclFfmTicket.result$offset());
+    ticket.answeredAt = ticket.result == 0 ? 0 : System.nanoTime();
     onTheWay[slot] = null;
     if (ticket.result == QUEUE_FULL) {
       QueueFullException full =
@@ -1160,6 +1165,7 @@ public final class TaskQueue implements AbortableResource {
       return false;
     }
     run.ended = true;
+    run.endedAt = System.nanoTime();
     for (int l = 0; l < lanes; l++) {
       long first = runAt(run) + l * ncclFfmTicket.sizeof();
       long ofLane = (run.tasks + lanes - 1 - l) / lanes;
@@ -1186,7 +1192,7 @@ public final class TaskQueue implements AbortableResource {
       }
       if (!hasEnded(run)) {
         if (closed) {
-          run.failure = endedHere(0);
+          run.failure = ofResult(REMOTE_ERROR, 0);
           return true;
         }
         keepDraining();
@@ -1206,8 +1212,10 @@ public final class TaskQueue implements AbortableResource {
         }
       }
       run.done = all;
-      if (!all && closed) {
-        run.failure = endedHere(0);
+      if (isWithoutRecord(run.result, run.endedAt)) {
+        run.failure = ofResult(run.result, 0);
+      } else if (!all && closed) {
+        run.failure = ofResult(REMOTE_ERROR, 0);
       } else if (!all) {
         keepDraining();
       }
@@ -1260,8 +1268,10 @@ public final class TaskQueue implements AbortableResource {
       }
       if (failed != null) {
         ticket.failure = failed;
+      } else if (isWithoutRecord(ticket.result, ticket.answeredAt)) {
+        ticket.failure = ofResult(ticket.result, ticket.lane);
       } else if (closed) {
-        ticket.failure = endedHere(ticket.lane);
+        ticket.failure = ofResult(REMOTE_ERROR, ticket.lane);
       } else if (ticket.position < launched) {
         keepDraining();
       }
@@ -1306,7 +1316,7 @@ public final class TaskQueue implements AbortableResource {
         && (int) INT.getAcquire(pinned, statusAt(lane) + ncclFfmStatus.ready$offset()) != 0) {
       known = readStatus(lane);
     } else if (aborted) {
-      known = endedHere(lane);
+      known = ofResult(REMOTE_ERROR, lane);
     } else {
       return null;
     }
@@ -1315,9 +1325,14 @@ public final class TaskQueue implements AbortableResource {
     return known;
   }
 
-  private TaskQueueException endedHere(int lane) {
-    return new TaskQueueException(
-        REMOTE_ERROR, rank, -1, lane, progressOf(lane), Duration.ZERO, null, null);
+  /** A kernel was refused, and no lane has failed: what else there is to know was not kept. */
+  private static boolean isWithoutRecord(int result, long sinceNanos) {
+    return result != 0 && System.nanoTime() - sinceNanos > RECORD_NANOS;
+  }
+
+  private TaskQueueException ofResult(int code, int lane) {
+    long number = Integer.toUnsignedLong(progressOf(lane));
+    return new TaskQueueException(code, rank, -1, lane, number, Duration.ZERO, null, null);
   }
 
   private TaskQueueException readStatus(int lane) {

@@ -29,6 +29,7 @@ public final class Ticket {
 
   int sequence;
   int result;
+  long answeredAt; // System.nanoTime, if it was refused
   boolean done;
   @Nullable NcclException failure;
 
