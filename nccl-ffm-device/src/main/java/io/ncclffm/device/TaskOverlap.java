@@ -62,6 +62,16 @@ public record TaskOverlap(
               + work
               + ": out must have as many elements as in, and work four times as many");
     }
+    long bytes = in.bytes();
+    long from = in.address(0).address();
+    long to = out.address(0).address();
+    long at = work.address(0).address();
+    if (from < to + bytes && to < from + bytes
+        || from < at + 4 * bytes && at < from + bytes
+        || to < at + 4 * bytes && at < to + bytes) {
+      throw new IllegalArgumentException(
+          operation + ": in " + in + ", out " + out + " and work " + work + " must lie apart");
+    }
     if (iterations < 0 || rounds < 0) {
       throw new IllegalArgumentException(
           operation + ": " + iterations + " iterations of " + rounds + " rounds: not negative");
