@@ -3,6 +3,7 @@
 module io.ncclffm.device {
   requires static transitive org.jspecify;
   requires transitive io.ncclffm.lsa;
+  requires jdk.jfr;
 
   exports io.ncclffm.device;
 }

@@ -9,6 +9,9 @@ import io.ncclffm.device.DeviceAlgorithm;
 import io.ncclffm.device.DeviceCommunicator;
 import io.ncclffm.device.DeviceFunction;
 import io.ncclffm.device.LaunchChoice;
+import io.ncclffm.device.TaskQueue;
+import io.ncclffm.device.TaskSymbol;
+import io.ncclffm.device.Ticket;
 import io.ncclffm.lsa.LsaProtocol;
 import io.ncclffm.lsa.LsaWindow;
 import java.nio.ByteBuffer;
@@ -155,6 +158,37 @@ record DeviceCase(
         int to = (rank + root) % size;
         int of = Math.floorMod(rank - root, size);
         comm.sendRecv(from, so, to, recv, ro, of, count, s, choice);
+      }
+    }
+  }
+
+  /** The same as a task. */
+  void append(
+      TaskQueue queue,
+      TaskSymbol name,
+      int lane,
+      DeviceBuffer send,
+      int inputsAt,
+      DeviceBuffer recv,
+      Ticket t) {
+    int rank = queue.deviceCommunicator().communicator().rank();
+    int size = queue.deviceCommunicator().communicator().size();
+    DeviceBuffer from = inPlace ? recv : send;
+    long so = inPlace ? inPlaceInputAt(rank) : inputsAt + sendAt;
+    long ro = resultAt(rank);
+    switch (function) {
+      case ALL_REDUCE -> queue.allReduce(name, lane, from, so, recv, ro, count, op, t);
+      case REDUCE_SCATTER -> queue.reduceScatter(name, lane, from, so, recv, ro, count, op, t);
+      case ALL_GATHER -> queue.allGather(name, lane, from, so, recv, ro, count, t);
+      case BROADCAST -> queue.broadcast(name, lane, from, so, recv, ro, count, root, t);
+      case REDUCE -> queue.reduce(name, lane, from, so, recv, ro, count, op, root, t);
+      case ALL_TO_ALL -> queue.allToAll(name, lane, from, so, recv, ro, count, t);
+      case HIERARCHICAL_ALL_REDUCE ->
+          queue.hierarchicalAllReduce(name, lane, from, so, recv, ro, count, op, root, t);
+      default -> {
+        int to = (rank + root) % size;
+        int of = Math.floorMod(rank - root, size);
+        queue.sendRecv(name, lane, from, so, to, recv, ro, of, count, t);
       }
     }
   }

@@ -13,6 +13,10 @@ public class NcclException extends RuntimeException {
 
   private static final int INVALID_ARGUMENT = 4;
 
+  // Of this library's own task queues, as ncclffm.h has them.
+  private static final int QUEUE_FULL = 1000;
+  private static final int QUEUE_BROKEN = 1001;
+
   private final String operation;
   private final int resultCode;
 
@@ -84,6 +88,10 @@ public class NcclException extends RuntimeException {
         return "ncclInProgress";
       case 8:
         return "ncclTimeout";
+      case QUEUE_FULL:
+        return "ncclFfmQueueFull";
+      case QUEUE_BROKEN:
+        return "ncclFfmQueueBroken";
       default:
         return "unknown result";
     }

@@ -100,6 +100,7 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
   private final int size;
   private final Set<CudaStream> streams = new HashSet<>();
   private @Nullable CudaStream lastStream;
+  private @Nullable TaskQueue queue;
   private boolean aborted;
   private boolean closed;
 
@@ -1053,17 +1054,7 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
       LaunchChoice choice) {
     DeviceFunction function = DeviceFunction.HIERARCHICAL_ALL_REDUCE;
     checkTypes(function, send, recv);
-    if (ranksPerGroup < 1 || size % ranksPerGroup != 0) {
-      throw new IllegalArgumentException(
-          function.operation
-              + " on "
-              + communicator
-              + ": groups of "
-              + ranksPerGroup
-              + ": must divide the "
-              + size
-              + " ranks");
-    }
+    checkGroup(function, ranksPerGroup);
     launch(
         function,
         send.type(),
@@ -1246,6 +1237,14 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
   private void checkUsable(String operation, CudaStream stream) {
     checkOpen(operation);
     throwIfFailed();
+    if (queue != null) {
+      throw new IllegalStateException(
+          operation
+              + ": the device communicator of "
+              + communicator
+              + " has a task queue, whose scheduler holds its channels; append a task to that, or"
+              + " make another device communicator");
+    }
     boolean captured = stream.isCapturing();
     if (checked && !captured) {
       verify(operation);
@@ -1257,6 +1256,84 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
         streams.add(stream);
       }
       lastStream = stream;
+    }
+  }
+
+  /**
+   * Looks at all that a task will be run with, as before a launch.
+   *
+   * @throws NcclException what the shim refuses
+   */
+  void checkTask(
+      DeviceFunction function,
+      DataType type,
+      int op,
+      int root,
+      int source,
+      long count,
+      long send,
+      long recv) {
+    synchronized (lock) {
+      checkOpen(function.operation);
+      throwIfFailed();
+      fill(function, type, op, root, source, count, LaunchChoice.AUTO);
+      place(sendWindow, ncclFfmCall.sendbuff$offset(), 0, 0, send);
+      place(recvWindow, ncclFfmCall.recvbuff$offset(), 0, 0, recv);
+      checkShim(ShimH.ncclFfmChoose(struct, call), function.operation);
+    }
+  }
+
+  /** Before something is launched that uses this: open, not failed, and checked where asked for. */
+  void checkBeforeTasks(String operation) {
+    synchronized (lock) {
+      checkOpen(operation);
+      throwIfFailed();
+      if (checked) {
+        verify(operation);
+      }
+    }
+  }
+
+  /** Blocks that may work side by side. */
+  int channels() {
+    return ncclFfmDevComm.nChannels(struct);
+  }
+
+  /** The struct for the shim's own functions, while this is open. */
+  MemorySegment pointer() {
+    return struct;
+  }
+
+  /** For short copies; nothing that waits for a peer is ever enqueued on it. */
+  CudaStream ownStream() {
+    return ownStream;
+  }
+
+  /** A queue is about to be made. */
+  void checkHasNoQueue() {
+    synchronized (lock) {
+      checkOpen("task queue");
+      throwIfFailed();
+      if (queue != null) {
+        throw new IllegalStateException(
+            "the device communicator of "
+                + communicator
+                + " has a task queue, whose scheduler holds its channels; make another device"
+                + " communicator, or a queue with more lanes");
+      }
+    }
+  }
+
+  /** From now on, until null is set, a queue has the channels. */
+  void setQueue(@Nullable TaskQueue next) {
+    synchronized (lock) {
+      queue = next;
+    }
+  }
+
+  private @Nullable TaskQueue openQueue() {
+    synchronized (lock) {
+      return queue;
     }
   }
 
@@ -1342,7 +1419,7 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
     }
   }
 
-  private void checkTypes(DeviceFunction function, DeviceBuffer send, DeviceBuffer recv) {
+  void checkTypes(DeviceFunction function, DeviceBuffer send, DeviceBuffer recv) {
     if (send.type() != recv.type()) {
       throw new IllegalArgumentException(
           function.operation
@@ -1367,7 +1444,7 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
     }
   }
 
-  private static int opValue(DeviceFunction function, ReduceOp op) {
+  static int opValue(DeviceFunction function, ReduceOp op) {
     if (op.ncclValue() > ReduceOp.AVG.ncclValue()) {
       throw new IllegalArgumentException(
           function.operation
@@ -1378,7 +1455,7 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
     return op.ncclValue();
   }
 
-  private int checkRoot(DeviceFunction function, int root) {
+  int checkRoot(DeviceFunction function, int root) {
     if (root < 0 || root >= size) {
       throw new IllegalArgumentException(
           function.operation
@@ -1392,7 +1469,22 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
     return root;
   }
 
-  private int checkPeer(DeviceFunction function, int peer) {
+  int checkGroup(DeviceFunction function, int ranksPerGroup) {
+    if (ranksPerGroup < 1 || size % ranksPerGroup != 0) {
+      throw new IllegalArgumentException(
+          function.operation
+              + " on "
+              + communicator
+              + ": groups of "
+              + ranksPerGroup
+              + ": must divide the "
+              + size
+              + " ranks");
+    }
+    return ranksPerGroup;
+  }
+
+  int checkPeer(DeviceFunction function, int peer) {
     if (peer < 0 || peer >= size || peer == rank) {
       throw new IllegalArgumentException(
           function.operation
@@ -1406,7 +1498,7 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
     return peer;
   }
 
-  private long times(DeviceFunction function, long count) {
+  long times(DeviceFunction function, long count) {
     if (count < 0 || count > Long.MAX_VALUE / size) {
       throw new IllegalArgumentException(
           function.operation + ": " + count + " elements for each of " + size + " ranks");
@@ -1444,7 +1536,7 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
     }
   }
 
-  private void checkBuffer(String operation, DeviceBuffer buffer) {
+  void checkBuffer(String operation, DeviceBuffer buffer) {
     if (buffer.device().ordinal() != communicator.device().ordinal()) {
       throw new IllegalArgumentException(
           operation
@@ -1456,7 +1548,7 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
     }
   }
 
-  private static void checkShim(int rc, String operation) {
+  static void checkShim(int rc, String operation) {
     if (rc != 0) {
       String text = NativeText.copy(ShimH.ncclFfmGetLastError());
       throw new NcclException(operation, rc, "", text);
@@ -1491,10 +1583,15 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
 
   /**
    * Makes every kernel of this rank that waits give up with {@code ncclRemoteError}, and those
-   * still enqueued do nothing; from any thread. The communicator itself stays usable.
+   * still enqueued do nothing; its task queue too; from any thread. The communicator itself stays
+   * usable.
    */
   @Override
   public void abort() {
+    @Nullable TaskQueue open = openQueue();
+    if (open != null) {
+      open.abort();
+    }
     synchronized (lock) {
       if (closed || aborted) {
         return;
@@ -1513,8 +1610,8 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
   }
 
   /**
-   * Ends it. Collective where the communicator is ready. The kernels launched must have ended, as
-   * after {@link CudaStream#synchronize}.
+   * Ends it, with its task queue. Collective where the communicator is ready. The kernels launched
+   * must have ended, as after {@link CudaStream#synchronize}.
    */
   @Override
   public void close() {
@@ -1522,6 +1619,10 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
       if (closed) {
         return;
       }
+    }
+    @Nullable TaskQueue open = openQueue();
+    if (open != null) {
+      open.close();
     }
     boolean ready = communicator.endsResources();
     if (ready) {

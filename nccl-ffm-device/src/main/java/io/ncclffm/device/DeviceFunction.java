@@ -35,9 +35,20 @@ public enum DeviceFunction {
         return function.operation;
       }
     }
+    if (value == ShimH.ncclFfmFunctionNone()) {
+      return "placeholder";
+    }
     if (value == ShimH.ncclFfmFunctionFusedScaleAllReduceSqrt()) {
       return "ncclFfmFusedScaleAllReduceSqrt";
     }
     return value == ShimH.ncclFfmFunctionGridSync() ? "grid-wide sync" : "device function " + value;
+  }
+
+  /** Whether an {@code ncclFfmFunction} has an operation. */
+  static boolean reduces(int value) {
+    return value == ALL_REDUCE.value
+        || value == REDUCE_SCATTER.value
+        || value == REDUCE.value
+        || value == HIERARCHICAL_ALL_REDUCE.value;
   }
 }

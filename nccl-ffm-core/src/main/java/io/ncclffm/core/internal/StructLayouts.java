@@ -12,11 +12,24 @@ import io.ncclffm.core.bindings.nccl.ncclConfig_t;
 import io.ncclffm.core.bindings.nccl.ncclTeam;
 import io.ncclffm.core.bindings.nccl.ncclUniqueId;
 import io.ncclffm.core.bindings.shim.ShimH;
+import io.ncclffm.core.bindings.shim.ncclFfmCall;
 import io.ncclffm.core.bindings.shim.ncclFfmChannel;
 import io.ncclffm.core.bindings.shim.ncclFfmDevComm;
 import io.ncclffm.core.bindings.shim.ncclFfmLayout;
+import io.ncclffm.core.bindings.shim.ncclFfmPair;
 import io.ncclffm.core.bindings.shim.ncclFfmStatus;
+import io.ncclffm.core.bindings.shim.ncclFfmTask;
+import io.ncclffm.core.bindings.shim.ncclFfmTaskBatch;
+import io.ncclffm.core.bindings.shim.ncclFfmTaskBuckets;
+import io.ncclffm.core.bindings.shim.ncclFfmTaskControl;
+import io.ncclffm.core.bindings.shim.ncclFfmTaskLane;
+import io.ncclffm.core.bindings.shim.ncclFfmTaskOverlap;
+import io.ncclffm.core.bindings.shim.ncclFfmTaskQueue;
+import io.ncclffm.core.bindings.shim.ncclFfmTaskRecord;
+import io.ncclffm.core.bindings.shim.ncclFfmTaskShared;
+import io.ncclffm.core.bindings.shim.ncclFfmTicket;
 import io.ncclffm.core.bindings.shim.ncclLsa;
+import io.ncclffm.core.bindings.shim.ncclLsaBuffer;
 import io.ncclffm.core.bindings.shim.ncclLsaWindow;
 import java.lang.foreign.Arena;
 import java.lang.foreign.FunctionDescriptor;
@@ -44,6 +57,19 @@ final class StructLayouts {
           Map.entry("ncclFfmChannel", ncclFfmChannel.layout()),
           Map.entry("ncclLsaWindow", ncclLsaWindow.layout()),
           Map.entry("ncclLsa", ncclLsa.layout()),
+          Map.entry("ncclFfmPair", ncclFfmPair.layout()),
+          Map.entry("ncclLsaBuffer", ncclLsaBuffer.layout()),
+          Map.entry("ncclFfmCall", ncclFfmCall.layout()),
+          Map.entry("ncclFfmTaskRecord", ncclFfmTaskRecord.layout()),
+          Map.entry("ncclFfmTask", ncclFfmTask.layout()),
+          Map.entry("ncclFfmTaskLane", ncclFfmTaskLane.layout()),
+          Map.entry("ncclFfmTaskShared", ncclFfmTaskShared.layout()),
+          Map.entry("ncclFfmTaskControl", ncclFfmTaskControl.layout()),
+          Map.entry("ncclFfmTaskQueue", ncclFfmTaskQueue.layout()),
+          Map.entry("ncclFfmTicket", ncclFfmTicket.layout()),
+          Map.entry("ncclFfmTaskBatch", ncclFfmTaskBatch.layout()),
+          Map.entry("ncclFfmTaskBuckets", ncclFfmTaskBuckets.layout()),
+          Map.entry("ncclFfmTaskOverlap", ncclFfmTaskOverlap.layout()),
           Map.entry("ncclUniqueId", ncclUniqueId.layout()),
           Map.entry("ncclConfig_t", ncclConfig_t.layout()),
           Map.entry("ncclCommProperties_t", ncclCommProperties.layout()),
@@ -52,7 +78,25 @@ final class StructLayouts {
           Map.entry("cudaDeviceProp", cudaDeviceProp.layout()));
 
   private static final Set<String> SHARED =
-      Set.of("ncclFfmDevComm", "ncclFfmStatus", "ncclFfmChannel", "ncclLsaWindow", "ncclLsa");
+      Set.of(
+          "ncclFfmDevComm",
+          "ncclFfmStatus",
+          "ncclFfmChannel",
+          "ncclLsaWindow",
+          "ncclLsa",
+          "ncclFfmPair",
+          "ncclLsaBuffer",
+          "ncclFfmCall",
+          "ncclFfmTaskRecord",
+          "ncclFfmTask",
+          "ncclFfmTaskLane",
+          "ncclFfmTaskShared",
+          "ncclFfmTaskControl",
+          "ncclFfmTaskQueue",
+          "ncclFfmTicket",
+          "ncclFfmTaskBatch",
+          "ncclFfmTaskBuckets",
+          "ncclFfmTaskOverlap");
 
   private StructLayouts() {}
 
