@@ -23,7 +23,8 @@ import static java.lang.foreign.MemoryLayout.PathElement.*;
  *     uint32_t reserved2[31];
  *     uint64_t go;
  *     uint32_t arrived;
- *     uint32_t reserved3[29];
+ *     uint32_t parked;
+ *     uint32_t reserved3[28];
  *     uint32_t failed;
  *     uint32_t reserved4;
  *     uint64_t running[3];
@@ -47,7 +48,8 @@ public class ncclFfmTaskLane {
         MemoryLayout.sequenceLayout(31, ShimH.C_INT).withName("reserved2"),
         ShimH.C_LONG.withName("go"),
         ShimH.C_INT.withName("arrived"),
-        MemoryLayout.sequenceLayout(29, ShimH.C_INT).withName("reserved3"),
+        ShimH.C_INT.withName("parked"),
+        MemoryLayout.sequenceLayout(28, ShimH.C_INT).withName("reserved3"),
         ShimH.C_INT.withName("failed"),
         ShimH.C_INT.withName("reserved4"),
         MemoryLayout.sequenceLayout(3, ShimH.C_LONG).withName("running"),
@@ -512,12 +514,56 @@ public class ncclFfmTaskLane {
         struct.set(arrived$LAYOUT, arrived$OFFSET, fieldValue);
     }
 
+    private static final OfInt parked$LAYOUT = (OfInt)$LAYOUT.select(groupElement("parked"));
+
+    /**
+     * Layout for field:
+     * {@snippet lang=c :
+     * uint32_t parked
+     * }
+     */
+    public static final OfInt parked$layout() {
+        return parked$LAYOUT;
+    }
+
+    private static final long parked$OFFSET = $LAYOUT.byteOffset(groupElement("parked"));
+
+    /**
+     * Offset for field:
+     * {@snippet lang=c :
+     * uint32_t parked
+     * }
+     */
+    public static final long parked$offset() {
+        return parked$OFFSET;
+    }
+
+    /**
+     * Getter for field:
+     * {@snippet lang=c :
+     * uint32_t parked
+     * }
+     */
+    public static int parked(MemorySegment struct) {
+        return struct.get(parked$LAYOUT, parked$OFFSET);
+    }
+
+    /**
+     * Setter for field:
+     * {@snippet lang=c :
+     * uint32_t parked
+     * }
+     */
+    public static void parked(MemorySegment struct, int fieldValue) {
+        struct.set(parked$LAYOUT, parked$OFFSET, fieldValue);
+    }
+
     private static final SequenceLayout reserved3$LAYOUT = (SequenceLayout)$LAYOUT.select(groupElement("reserved3"));
 
     /**
      * Layout for field:
      * {@snippet lang=c :
-     * uint32_t reserved3[29]
+     * uint32_t reserved3[28]
      * }
      */
     public static final SequenceLayout reserved3$layout() {
@@ -529,7 +575,7 @@ public class ncclFfmTaskLane {
     /**
      * Offset for field:
      * {@snippet lang=c :
-     * uint32_t reserved3[29]
+     * uint32_t reserved3[28]
      * }
      */
     public static final long reserved3$offset() {
@@ -539,7 +585,7 @@ public class ncclFfmTaskLane {
     /**
      * Getter for field:
      * {@snippet lang=c :
-     * uint32_t reserved3[29]
+     * uint32_t reserved3[28]
      * }
      */
     public static MemorySegment reserved3(MemorySegment struct) {
@@ -549,19 +595,19 @@ public class ncclFfmTaskLane {
     /**
      * Setter for field:
      * {@snippet lang=c :
-     * uint32_t reserved3[29]
+     * uint32_t reserved3[28]
      * }
      */
     public static void reserved3(MemorySegment struct, MemorySegment fieldValue) {
         MemorySegment.copy(fieldValue, 0L, struct, reserved3$OFFSET, reserved3$LAYOUT.byteSize());
     }
 
-    private static long[] reserved3$DIMS = { 29 };
+    private static long[] reserved3$DIMS = { 28 };
 
     /**
      * Dimensions for array field:
      * {@snippet lang=c :
-     * uint32_t reserved3[29]
+     * uint32_t reserved3[28]
      * }
      */
     public static long[] reserved3$dimensions() {
@@ -572,7 +618,7 @@ public class ncclFfmTaskLane {
     /**
      * Indexed getter for field:
      * {@snippet lang=c :
-     * uint32_t reserved3[29]
+     * uint32_t reserved3[28]
      * }
      */
     public static int reserved3(MemorySegment struct, long index0) {
@@ -582,7 +628,7 @@ public class ncclFfmTaskLane {
     /**
      * Indexed setter for field:
      * {@snippet lang=c :
-     * uint32_t reserved3[29]
+     * uint32_t reserved3[28]
      * }
      */
     public static void reserved3(MemorySegment struct, long index0, int fieldValue) {

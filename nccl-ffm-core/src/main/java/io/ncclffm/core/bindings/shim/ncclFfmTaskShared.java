@@ -15,10 +15,11 @@ import static java.lang.foreign.MemoryLayout.PathElement.*;
 /**
  * {@snippet lang=c :
  * struct ncclFfmTaskShared {
- *     uint32_t leave;
+ *     uint32_t closing;
+ *     uint32_t verdict;
  *     uint32_t left;
  *     uint32_t finished;
- *     uint32_t reserved[29];
+ *     uint32_t reserved[28];
  * }
  * }
  */
@@ -30,10 +31,11 @@ public class ncclFfmTaskShared {
     }
 
     private static final GroupLayout $LAYOUT = MemoryLayout.structLayout(
-        ShimH.C_INT.withName("leave"),
+        ShimH.C_INT.withName("closing"),
+        ShimH.C_INT.withName("verdict"),
         ShimH.C_INT.withName("left"),
         ShimH.C_INT.withName("finished"),
-        MemoryLayout.sequenceLayout(29, ShimH.C_INT).withName("reserved")
+        MemoryLayout.sequenceLayout(28, ShimH.C_INT).withName("reserved")
     ).withName("ncclFfmTaskShared");
 
     /**
@@ -43,48 +45,92 @@ public class ncclFfmTaskShared {
         return $LAYOUT;
     }
 
-    private static final OfInt leave$LAYOUT = (OfInt)$LAYOUT.select(groupElement("leave"));
+    private static final OfInt closing$LAYOUT = (OfInt)$LAYOUT.select(groupElement("closing"));
 
     /**
      * Layout for field:
      * {@snippet lang=c :
-     * uint32_t leave
+     * uint32_t closing
      * }
      */
-    public static final OfInt leave$layout() {
-        return leave$LAYOUT;
+    public static final OfInt closing$layout() {
+        return closing$LAYOUT;
     }
 
-    private static final long leave$OFFSET = $LAYOUT.byteOffset(groupElement("leave"));
+    private static final long closing$OFFSET = $LAYOUT.byteOffset(groupElement("closing"));
 
     /**
      * Offset for field:
      * {@snippet lang=c :
-     * uint32_t leave
+     * uint32_t closing
      * }
      */
-    public static final long leave$offset() {
-        return leave$OFFSET;
+    public static final long closing$offset() {
+        return closing$OFFSET;
     }
 
     /**
      * Getter for field:
      * {@snippet lang=c :
-     * uint32_t leave
+     * uint32_t closing
      * }
      */
-    public static int leave(MemorySegment struct) {
-        return struct.get(leave$LAYOUT, leave$OFFSET);
+    public static int closing(MemorySegment struct) {
+        return struct.get(closing$LAYOUT, closing$OFFSET);
     }
 
     /**
      * Setter for field:
      * {@snippet lang=c :
-     * uint32_t leave
+     * uint32_t closing
      * }
      */
-    public static void leave(MemorySegment struct, int fieldValue) {
-        struct.set(leave$LAYOUT, leave$OFFSET, fieldValue);
+    public static void closing(MemorySegment struct, int fieldValue) {
+        struct.set(closing$LAYOUT, closing$OFFSET, fieldValue);
+    }
+
+    private static final OfInt verdict$LAYOUT = (OfInt)$LAYOUT.select(groupElement("verdict"));
+
+    /**
+     * Layout for field:
+     * {@snippet lang=c :
+     * uint32_t verdict
+     * }
+     */
+    public static final OfInt verdict$layout() {
+        return verdict$LAYOUT;
+    }
+
+    private static final long verdict$OFFSET = $LAYOUT.byteOffset(groupElement("verdict"));
+
+    /**
+     * Offset for field:
+     * {@snippet lang=c :
+     * uint32_t verdict
+     * }
+     */
+    public static final long verdict$offset() {
+        return verdict$OFFSET;
+    }
+
+    /**
+     * Getter for field:
+     * {@snippet lang=c :
+     * uint32_t verdict
+     * }
+     */
+    public static int verdict(MemorySegment struct) {
+        return struct.get(verdict$LAYOUT, verdict$OFFSET);
+    }
+
+    /**
+     * Setter for field:
+     * {@snippet lang=c :
+     * uint32_t verdict
+     * }
+     */
+    public static void verdict(MemorySegment struct, int fieldValue) {
+        struct.set(verdict$LAYOUT, verdict$OFFSET, fieldValue);
     }
 
     private static final OfInt left$LAYOUT = (OfInt)$LAYOUT.select(groupElement("left"));
@@ -180,7 +226,7 @@ public class ncclFfmTaskShared {
     /**
      * Layout for field:
      * {@snippet lang=c :
-     * uint32_t reserved[29]
+     * uint32_t reserved[28]
      * }
      */
     public static final SequenceLayout reserved$layout() {
@@ -192,7 +238,7 @@ public class ncclFfmTaskShared {
     /**
      * Offset for field:
      * {@snippet lang=c :
-     * uint32_t reserved[29]
+     * uint32_t reserved[28]
      * }
      */
     public static final long reserved$offset() {
@@ -202,7 +248,7 @@ public class ncclFfmTaskShared {
     /**
      * Getter for field:
      * {@snippet lang=c :
-     * uint32_t reserved[29]
+     * uint32_t reserved[28]
      * }
      */
     public static MemorySegment reserved(MemorySegment struct) {
@@ -212,19 +258,19 @@ public class ncclFfmTaskShared {
     /**
      * Setter for field:
      * {@snippet lang=c :
-     * uint32_t reserved[29]
+     * uint32_t reserved[28]
      * }
      */
     public static void reserved(MemorySegment struct, MemorySegment fieldValue) {
         MemorySegment.copy(fieldValue, 0L, struct, reserved$OFFSET, reserved$LAYOUT.byteSize());
     }
 
-    private static long[] reserved$DIMS = { 29 };
+    private static long[] reserved$DIMS = { 28 };
 
     /**
      * Dimensions for array field:
      * {@snippet lang=c :
-     * uint32_t reserved[29]
+     * uint32_t reserved[28]
      * }
      */
     public static long[] reserved$dimensions() {
@@ -235,7 +281,7 @@ public class ncclFfmTaskShared {
     /**
      * Indexed getter for field:
      * {@snippet lang=c :
-     * uint32_t reserved[29]
+     * uint32_t reserved[28]
      * }
      */
     public static int reserved(MemorySegment struct, long index0) {
@@ -245,7 +291,7 @@ public class ncclFfmTaskShared {
     /**
      * Indexed setter for field:
      * {@snippet lang=c :
-     * uint32_t reserved[29]
+     * uint32_t reserved[28]
      * }
      */
     public static void reserved(MemorySegment struct, long index0, int fieldValue) {
