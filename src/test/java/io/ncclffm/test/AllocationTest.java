@@ -16,9 +16,14 @@ import io.ncclffm.core.ReduceOp;
 import io.ncclffm.device.DeviceCommunicator;
 import io.ncclffm.device.FusedKernels;
 import io.ncclffm.device.LaunchChoice;
+import io.ncclffm.device.TaskQueue;
+import io.ncclffm.device.TaskQueueConfig;
+import io.ncclffm.device.TaskSymbol;
+import io.ncclffm.device.Ticket;
 import io.ncclffm.lsa.LsaProtocol;
 import io.ncclffm.lsa.LsaWindow;
 import java.lang.management.ManagementFactory;
+import java.time.Duration;
 import org.junit.jupiter.api.Test;
 
 /** The hot path allocates nothing on the Java heap, once it is compiled. */
@@ -29,10 +34,15 @@ class AllocationTest {
   /** Operations before the stream is waited for, so that its queue stays short. */
   private static final int BATCH = 50;
 
-  /** All but the last 200 give the compilers time, also on a busy machine. */
+  /** All but the last fifth give the compilers time, also on a busy machine. */
   private static final int BATCHES = 1000;
 
-  private static final int MEASURED_BATCHES = 200;
+  /** Of operations that wait for each other's ranks. */
+  private static final int TASK_BATCHES = 200;
+
+  private static volatile boolean isDone = true;
+
+  private static final Duration PATIENCE = Duration.ofSeconds(20);
   private static final ThreadMXBean THREADS = (ThreadMXBean) ManagementFactory.getThreadMXBean();
 
   private interface Setup {
@@ -41,14 +51,18 @@ class AllocationTest {
   }
 
   private static void assertAllocatesNothing(Setup setup) {
-    long[][] bytes = new long[RANKS][BATCHES];
+    assertAllocatesNothing(setup, BATCHES);
+  }
+
+  private static void assertAllocatesNothing(Setup setup, int batches) {
+    long[][] bytes = new long[RANKS][batches];
     try (LocalWorld world = TestRanks.open(RANKS);
         RankBuffers x = RankBuffers.allocate(world, DataType.FLOAT32, 2 * COUNT)) {
       Runnable[] operations = new Runnable[RANKS];
       world.run(rank -> operations[rank.rank()] = setup.prepare(rank, x));
       world.run(
           rank -> {
-            for (int batch = 0; batch < BATCHES; batch++) {
+            for (int batch = 0; batch < batches; batch++) {
               bytes[rank.rank()][batch] = batch(operations[rank.rank()]);
               rank.stream().synchronize();
             }
@@ -70,10 +84,11 @@ class AllocationTest {
 
   private static void assertEndsQuietly(long[] bytes, String who) {
     long last = 0;
-    for (int batch = BATCHES - MEASURED_BATCHES; batch < BATCHES; batch++) {
+    int measured = bytes.length / 5;
+    for (int batch = bytes.length - measured; batch < bytes.length; batch++) {
       last += bytes[batch];
     }
-    double perCall = (double) last / (BATCH * MEASURED_BATCHES);
+    double perCall = (double) last / (BATCH * measured);
     assertTrue(perCall < 1, who + " still allocates " + perCall + " bytes an operation");
   }
 
@@ -289,5 +304,66 @@ class AllocationTest {
             FusedKernels.scaleAllReduceSqrt(comm, mine, 1, COUNT, 0, 1, rank.stream());
           };
         });
+  }
+
+  @Test
+  void everyTaskOfTheHost() {
+    TestRanks.assumeShim();
+    TaskSymbol name = TaskSymbol.of("gradients");
+    assertAllocatesNothing(
+        (rank, x) -> {
+          TaskQueue queue =
+              TaskQueue.create(
+                  DeviceCommunicator.create(rank.communicator()),
+                  TaskQueueConfig.builder().lanes(2).build());
+          DeviceBuffer mine = x.of(rank);
+          int r = rank.rank();
+          Ticket[] t = new Ticket[11];
+          for (int i = 0; i < t.length; i++) {
+            t[i] = queue.ticket();
+          }
+          return () -> {
+            queue.allReduce(name, 0, mine, 0, mine, 0, COUNT, ReduceOp.SUM, t[0]);
+            queue.reduceScatter(name, 0, mine, 0, mine, r, 1, ReduceOp.MIN, t[1]);
+            queue.allGather(name, 0, mine, r, mine, 0, 1, t[2]);
+            queue.broadcast(name, 0, mine, 0, mine, 0, COUNT, 1, t[3]);
+            queue.reduce(name, 0, mine, 0, mine, 0, COUNT, ReduceOp.MAX, 1, t[4]);
+            queue.allToAll(name, 0, mine, 0, mine, COUNT, COUNT / 2, t[5]);
+            queue.hierarchicalAllReduce(name, 0, mine, 0, mine, 0, 1, ReduceOp.SUM, 1, t[6]);
+            queue.sendRecv(name, 1, mine, 0, 1 - r, mine, COUNT, 1 - r, 4, t[7]);
+            if (r == 0) {
+              queue.send(name, 1, mine, 0, 4, 1, t[8]);
+            } else {
+              queue.recv(name, 1, mine, 0, 4, 0, t[8]);
+            }
+            queue.barrier(name, 1, t[9]);
+            queue.placeholder(name, 1, t[10]);
+            queue.launch(rank.stream());
+            t[6].await(PATIENCE); // the last of each lane
+            t[10].await(PATIENCE);
+            for (Ticket ticket : t) {
+              isDone &= ticket.isDone();
+            }
+          };
+        },
+        TASK_BATCHES);
+  }
+
+  @Test
+  void waitForATask() {
+    TestRanks.assumeShim();
+    TaskSymbol name = TaskSymbol.of("gradients");
+    assertAllocatesNothing(
+        (rank, x) -> {
+          TaskQueue queue = TaskQueue.create(DeviceCommunicator.create(rank.communicator()));
+          DeviceBuffer mine = x.of(rank);
+          Ticket ticket = queue.ticket();
+          return () -> {
+            queue.allReduce(name, 0, mine, 0, mine, 0, COUNT, ReduceOp.SUM, ticket);
+            queue.launch(rank.stream());
+            ticket.await(PATIENCE);
+          };
+        },
+        TASK_BATCHES);
   }
 }

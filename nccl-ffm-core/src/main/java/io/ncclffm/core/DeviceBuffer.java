@@ -138,10 +138,14 @@ public final class DeviceBuffer implements AutoCloseable {
     return address("device pointer", offset);
   }
 
-  private MemorySegment address(String operation, long offset) {
+  private void checkOpen(String operation) {
     if (closed) {
       throw new IllegalStateException(operation + ": the " + this + " is closed");
     }
+  }
+
+  private MemorySegment address(String operation, long offset) {
+    checkOpen(operation);
     // Always a new one: where some are the field's, the compiler cannot remove the allocation.
     return MemorySegment.ofAddress(base.address() + offset * type.bytes());
   }
@@ -154,6 +158,18 @@ public final class DeviceBuffer implements AutoCloseable {
    * @throws IllegalStateException if the buffer is closed
    */
   public MemorySegment address(String operation, long offset, long elements) {
+    checkRange(operation, offset, elements);
+    return address(operation, offset);
+  }
+
+  /** The same as a number, which takes no heap memory however the compiler sees the caller. */
+  public long pointer(String operation, long offset, long elements) {
+    checkRange(operation, offset, elements);
+    checkOpen(operation);
+    return base.address() + offset * type.bytes();
+  }
+
+  private void checkRange(String operation, long offset, long elements) {
     if (elements < 0 || offset < 0 || offset > count - elements) {
       throw new IllegalArgumentException(
           operation
@@ -164,7 +180,6 @@ public final class DeviceBuffer implements AutoCloseable {
               + " do not lie in the "
               + this);
     }
-    return address(operation, offset);
   }
 
   /** Copies from host memory to the start of this buffer; the segment may be shorter. */

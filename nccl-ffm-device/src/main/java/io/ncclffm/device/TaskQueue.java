@@ -408,8 +408,8 @@ public final class TaskQueue implements AbortableResource {
         0,
         0,
         count,
-        send.address(function.operation, sendOffset, count).address(),
-        recv.address(function.operation, recvOffset, count).address(),
+        send.pointer(function.operation, sendOffset, count),
+        recv.pointer(function.operation, recvOffset, count),
         ticket);
   }
 
@@ -439,8 +439,8 @@ public final class TaskQueue implements AbortableResource {
         0,
         0,
         recvCount,
-        send.address(function.operation, sendOffset, all).address(),
-        recv.address(function.operation, recvOffset, recvCount).address(),
+        send.pointer(function.operation, sendOffset, all),
+        recv.pointer(function.operation, recvOffset, recvCount),
         ticket);
   }
 
@@ -469,8 +469,8 @@ public final class TaskQueue implements AbortableResource {
         0,
         0,
         sendCount,
-        send.address(function.operation, sendOffset, sendCount).address(),
-        recv.address(function.operation, recvOffset, all).address(),
+        send.pointer(function.operation, sendOffset, sendCount),
+        recv.pointer(function.operation, recvOffset, all),
         ticket);
   }
 
@@ -499,8 +499,8 @@ public final class TaskQueue implements AbortableResource {
         comm.checkRoot(function, root),
         0,
         count,
-        send.address(function.operation, sendOffset, count).address(),
-        recv.address(function.operation, recvOffset, count).address(),
+        send.pointer(function.operation, sendOffset, count),
+        recv.pointer(function.operation, recvOffset, count),
         ticket);
   }
 
@@ -530,8 +530,8 @@ public final class TaskQueue implements AbortableResource {
         comm.checkRoot(function, root),
         0,
         count,
-        send.address(function.operation, sendOffset, count).address(),
-        recv.address(function.operation, recvOffset, count).address(),
+        send.pointer(function.operation, sendOffset, count),
+        recv.pointer(function.operation, recvOffset, count),
         ticket);
   }
 
@@ -562,8 +562,8 @@ public final class TaskQueue implements AbortableResource {
         0,
         0,
         count,
-        send.address(function.operation, sendOffset, all).address(),
-        recv.address(function.operation, recvOffset, all).address(),
+        send.pointer(function.operation, sendOffset, all),
+        recv.pointer(function.operation, recvOffset, all),
         ticket);
   }
 
@@ -595,8 +595,8 @@ public final class TaskQueue implements AbortableResource {
         comm.checkGroup(function, ranksPerGroup),
         0,
         count,
-        send.address(function.operation, sendOffset, count).address(),
-        recv.address(function.operation, recvOffset, count).address(),
+        send.pointer(function.operation, sendOffset, count),
+        recv.pointer(function.operation, recvOffset, count),
         ticket);
   }
 
@@ -631,7 +631,7 @@ public final class TaskQueue implements AbortableResource {
         comm.checkPeer(function, peer),
         0,
         count,
-        buffer.address(function.operation, offset, count).address(),
+        buffer.pointer(function.operation, offset, count),
         0,
         ticket);
   }
@@ -661,7 +661,7 @@ public final class TaskQueue implements AbortableResource {
         comm.checkPeer(function, peer),
         count,
         0,
-        buffer.address(function.operation, offset, count).address(),
+        buffer.pointer(function.operation, offset, count),
         ticket);
   }
 
@@ -694,8 +694,8 @@ public final class TaskQueue implements AbortableResource {
         comm.checkPeer(function, to),
         comm.checkPeer(function, from),
         count,
-        send.address(function.operation, sendOffset, count).address(),
-        recv.address(function.operation, recvOffset, count).address(),
+        send.pointer(function.operation, sendOffset, count),
+        recv.pointer(function.operation, recvOffset, count),
         ticket);
   }
 
