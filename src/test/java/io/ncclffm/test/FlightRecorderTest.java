@@ -13,6 +13,12 @@ import io.ncclffm.core.LocalWorld;
 import io.ncclffm.core.NcclException;
 import io.ncclffm.core.NcclGroup;
 import io.ncclffm.core.ReduceOp;
+import io.ncclffm.device.TaskBuckets;
+import io.ncclffm.device.TaskQueue;
+import io.ncclffm.device.TaskQueueConfig;
+import io.ncclffm.device.TaskQueueException;
+import io.ncclffm.device.TaskSymbol;
+import io.ncclffm.device.Ticket;
 import java.io.InputStream;
 import java.io.InputStreamReader;
 import java.nio.charset.StandardCharsets;
@@ -170,6 +176,86 @@ class FlightRecorderTest {
     assertNotNull(failures.get(0).getStackTrace());
     assertEquals(true, of(events, "Group", -1).get(0).getBoolean("failed"));
     assertEquals("ncclCommAbort", of(events, "Communicator", 0).get(1).getString("step"));
+  }
+
+  @Test
+  void tasksAndTheirFailuresAreRecorded() throws Exception {
+    TestRanks.assumeShim();
+    String[] messages = new String[RANKS];
+    List<RecordedEvent> events =
+        record(
+            () -> {
+              try (LocalWorld world = TestRanks.open(RANKS);
+                  TaskRanks tasks = TaskRanks.open(world, TaskQueueConfig.DEFAULT)) {
+                world.run(
+                    rank -> {
+                      TaskQueue queue = tasks.of(rank);
+                      DeviceBuffer x = tasks.x(rank);
+                      Ticket[] all = {queue.ticket(), queue.ticket()};
+                      TaskSymbol name = TaskRanks.GRADIENTS;
+                      queue.allReduce(name, 1, x, 0, x, 0, 7, ReduceOp.MAX, all[0]);
+                      // The ranks disagree.
+                      queue.broadcast(name, 2, x, 0, x, 0, 3 + rank.rank(), 0, all[1]);
+                      queue.launch(rank.stream());
+                      TaskBuckets work = new TaskBuckets(x, 0, 10, 5, 1, 1, 1);
+                      all[0].await(TaskRanks.LONG);
+                      messages[rank.rank()] =
+                          assertThrows(
+                                  TaskQueueException.class, () -> all[1].await(TaskRanks.LONG))
+                              .getMessage();
+                      assertThrows(
+                          TaskQueueException.class,
+                          () -> queue.buckets(name, work, rank.stream()));
+                    });
+              }
+              try (LocalWorld world = TestRanks.open(1);
+                  TaskRanks tasks = TaskRanks.open(world, TaskQueueConfig.DEFAULT)) {
+                world.run(
+                    rank -> {
+                      TaskBuckets work = new TaskBuckets(tasks.x(rank), 0, 10, 5, 1, 1, 1);
+                      tasks
+                          .of(rank)
+                          .buckets(TaskRanks.OTHER, work, rank.stream())
+                          .await(TaskRanks.LONG);
+                    });
+              }
+            });
+    for (int r = 0; r < RANKS; r++) {
+      List<String> told =
+          of(events, "Task", r).stream()
+              .filter(e -> e.getInt("size") == RANKS)
+              .map(
+                  e ->
+                      e.getString("symbol")
+                          + " "
+                          + e.getString("operation")
+                          + " "
+                          + e.getLong("bytes")
+                          + " "
+                          + e.getString("type")
+                          + " "
+                          + e.getString("reduction")
+                          + " "
+                          + e.getInt("lane"))
+              .toList();
+      assertEquals(
+          List.of(
+              "\"gradients\" ncclFfmAllReduce 28 FLOAT32 max 1",
+              "\"gradients\" ncclFfmBroadcast " + (12 + 4 * r) + " FLOAT32  2"),
+          told);
+      List<RecordedEvent> failures = of(events, "TaskFailure", r);
+      assertEquals(1, failures.size(), "one for each lane");
+      assertEquals("ncclFfmBroadcast", failures.get(0).getString("operation"));
+      assertEquals(5, failures.get(0).getInt("resultCode"));
+      assertEquals(2, failures.get(0).getInt("lane"));
+      assertEquals(messages[r], failures.get(0).getString("message"));
+    }
+    RecordedEvent producer =
+        of(events, "Task", 0).stream().filter(e -> e.getInt("size") == 1).findFirst().get();
+    assertEquals("ncclFfmTaskAppendBuckets", producer.getString("operation"));
+    assertEquals("\"another task\"", producer.getString("symbol"));
+    assertEquals(40, producer.getLong("bytes"));
+    assertEquals(-1, producer.getInt("lane"));
   }
 
   @Test
