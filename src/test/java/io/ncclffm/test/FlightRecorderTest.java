@@ -200,12 +200,10 @@ class FlightRecorderTest {
                       TaskBuckets work = new TaskBuckets(x, 0, 10, 5, 1, 1, 1);
                       all[0].await(TaskRanks.LONG);
                       messages[rank.rank()] =
-                          assertThrows(
-                                  TaskQueueException.class, () -> all[1].await(TaskRanks.LONG))
+                          assertThrows(TaskQueueException.class, () -> all[1].await(TaskRanks.LONG))
                               .getMessage();
                       assertThrows(
-                          TaskQueueException.class,
-                          () -> queue.buckets(name, work, rank.stream()));
+                          TaskQueueException.class, () -> queue.buckets(name, work, rank.stream()));
                     });
               }
               try (LocalWorld world = TestRanks.open(1);

@@ -46,8 +46,7 @@ final class TaskProcess {
         Communicator communicator = Communicator.create(id, size, rank, device)) {
       DeviceCommunicator comm =
           DeviceCommunicator.create(
-              communicator,
-              TaskRanks.small().timeout(loops ? TIMEOUT : PATIENCE).build());
+              communicator, TaskRanks.small().timeout(loops ? TIMEOUT : PATIENCE).build());
       TaskQueue queue = TaskQueue.create(comm, TaskQueueConfig.builder().lanes(3).build());
       if (loops) {
         loop(queue, x, stream);
@@ -123,12 +122,7 @@ final class TaskProcess {
     } catch (NcclException e) { // the communicator may notice first
       TaskQueueException ofLane = awaitLane(queue);
       System.out.println(
-          "FAILED "
-              + ofLane.peer()
-              + " "
-              + ofLane.waited().toMillis()
-              + " "
-              + ofLane.getMessage());
+          "FAILED " + ofLane.peer() + " " + ofLane.waited().toMillis() + " " + ofLane.getMessage());
     }
   }
 

@@ -65,7 +65,8 @@ class TaskProducersTest {
   }
 
   /** Sums are taken in rank order and rounded once each, so they are known to the bit. */
-  @ParameterizedTest(name = "{0} ranks, {1} lanes of {2} blocks, depth {3}, {4} producer blocks, {5}")
+  @ParameterizedTest(
+      name = "{0} ranks, {1} lanes of {2} blocks, depth {3}, {4} producer blocks, {5}")
   @CsvSource({
     "1, 2, 1, 64, 2, PERSISTENT",
     "2, 1, 1, 1, 2, DEBUG",
@@ -78,8 +79,7 @@ class TaskProducersTest {
     int count = 3001;
     int bucket = 97;
     int at = 7;
-    TaskQueueConfig config =
-        lanes(lanes).blocksPerLane(blocks).depth(depth).mode(mode).build();
+    TaskQueueConfig config = lanes(lanes).blocksPerLane(blocks).depth(depth).mode(mode).build();
     try (LocalWorld world = TestRanks.open(ranks);
         TaskRanks tasks = TaskRanks.open(world, config)) {
       world.run(
@@ -190,7 +190,9 @@ class TaskProducersTest {
     }
   }
 
-  /** The host, and kernels that append, in turn on one stream: numbers are the same on all ranks. */
+  /**
+   * The host, and kernels that append, in turn on one stream: numbers are the same on all ranks.
+   */
   @Test
   void hostAndKernelsAppendInTurn() {
     try (LocalWorld world = TestRanks.open(RANKS);

@@ -113,8 +113,7 @@ class TaskQueueCloseTest {
 
   private void takeApart(LocalWorld.Rank r, RankBuffers x, When when, List<Part> order)
       throws Exception {
-    Communicator communicator =
-        r.communicator().split(0, r.rank(), CommunicatorConfig.DEFAULT);
+    Communicator communicator = r.communicator().split(0, r.rank(), CommunicatorConfig.DEFAULT);
     DeviceCommunicator comm = DeviceCommunicator.create(communicator, TaskRanks.small().build());
     TaskQueue queue = TaskQueue.create(comm, TaskQueueConfig.builder().lanes(2).build());
     Ticket[] tickets = new Ticket[20];
@@ -169,8 +168,7 @@ class TaskQueueCloseTest {
       TaskQueue queue, DeviceCommunicator comm, Communicator communicator, Set<Part> closed) {
     if (closed.contains(Part.QUEUE)) {
       Messages.assertNames(assertThrows(IllegalStateException.class, queue::struct), "closed");
-      assertThrows(
-          RuntimeException.class, () -> queue.placeholder(GRADIENTS, 0, queue.ticket()));
+      assertThrows(RuntimeException.class, () -> queue.placeholder(GRADIENTS, 0, queue.ticket()));
       assertThrows(IllegalStateException.class, queue::snapshot);
     } else {
       assertNotNull(queue.struct());
@@ -212,8 +210,7 @@ class TaskQueueCloseTest {
             });
         world.run(
             rank ->
-                tasks.queues[rank.rank()] =
-                    TaskQueue.create(tasks.of(rank).deviceCommunicator()));
+                tasks.queues[rank.rank()] = TaskQueue.create(tasks.of(rank).deviceCommunicator()));
       }
     }
   }

@@ -19,8 +19,8 @@ import io.ncclffm.core.DeviceBuffer;
 import io.ncclffm.core.LocalWorld;
 import io.ncclffm.core.NcclException;
 import io.ncclffm.core.ReduceOp;
-import io.ncclffm.core.bindings.shim.ncclFfmTaskQueue;
 import io.ncclffm.core.bindings.shim.ncclFfmTaskLane;
+import io.ncclffm.core.bindings.shim.ncclFfmTaskQueue;
 import io.ncclffm.device.DeviceCommException;
 import io.ncclffm.device.DeviceCommunicator;
 import io.ncclffm.device.ProducerRun;
@@ -78,7 +78,8 @@ class TaskQueueFailureTest {
     barrier.await(PATIENCE.toSeconds(), TimeUnit.SECONDS);
   }
 
-  private static void assertLaneWorks(TaskQueue queue, int lane, DeviceBuffer x, LocalWorld.Rank r) {
+  private static void assertLaneWorks(
+      TaskQueue queue, int lane, DeviceBuffer x, LocalWorld.Rank r) {
     float[] values = new float[20];
     Arrays.fill(values, r.rank() + 1);
     x.copyFrom(values, r.stream());
@@ -188,7 +189,9 @@ class TaskQueueFailureTest {
           });
       // A new queue on the same device communicator has lanes that work.
       world.run(rank -> tasks.of(rank).close());
-      world.run(rank -> tasks.queues[rank.rank()] = TaskQueue.create(comms[rank.rank()], lanes(2).build()));
+      world.run(
+          rank ->
+              tasks.queues[rank.rank()] = TaskQueue.create(comms[rank.rank()], lanes(2).build()));
       world.run(
           rank -> {
             assertLaneWorks(tasks.of(rank), 0, tasks.x(rank), rank);
@@ -207,8 +210,7 @@ class TaskQueueFailureTest {
             Ticket[] tickets = {queue.ticket(), queue.ticket()};
             for (int i = 0; i < 2; i++) {
               boolean isFirst = i == 0 ^ rank.rank() == ODD;
-              queue.allReduce(
-                  isFirst ? GRADIENTS : OTHER, 0, x, 0, x, 100, 70, SUM, tickets[i]);
+              queue.allReduce(isFirst ? GRADIENTS : OTHER, 0, x, 0, x, 100, 70, SUM, tickets[i]);
             }
             queue.launch(rank.stream());
             for (Ticket ticket : tickets) {

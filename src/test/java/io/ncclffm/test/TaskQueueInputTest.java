@@ -148,8 +148,7 @@ class TaskQueueInputTest {
 
   @Test
   void typesOperationsAndBuffersOfOthers() {
-    DeviceBuffer small =
-        DeviceBuffer.wrap(x.device(), DataType.FLOAT8_E5M2, COUNT, x.address(0));
+    DeviceBuffer small = DeviceBuffer.wrap(x.device(), DataType.FLOAT8_E5M2, COUNT, x.address(0));
     refused(() -> queue.allReduce(G, 0, small, 0, small, 0, 8, SUM, t), "FLOAT8_E5M2");
     DeviceBuffer ints = DeviceBuffer.wrap(x.device(), DataType.INT32, COUNT, x.address(0));
     refused(() -> queue.allReduce(G, 0, x, 0, ints, 0, 8, SUM, t), "differ in type");
@@ -167,17 +166,15 @@ class TaskQueueInputTest {
     refusedByTheShim(() -> queue.allToAll(G, 0, x, 0, x, 0, 8, t), "ncclFfmAllToAll", "overlap");
     DeviceBuffer odd =
         DeviceBuffer.wrap(
-            x.device(),
-            DataType.FLOAT32,
-            8,
-            MemorySegment.ofAddress(x.address(0).address() + 2));
+            x.device(), DataType.FLOAT32, 8, MemorySegment.ofAddress(x.address(0).address() + 2));
     refusedByTheShim(() -> queue.broadcast(G, 0, odd, 0, odd, 0, 8, 0, t), "aligned");
   }
 
   @Test
   void ticketsOfOthersAndUnfinishedOnes() {
     Ticket foreign = tasks.queues[1].ticket();
-    refused(() -> queue.barrier(G, 0, foreign), "ncclFfmBarrier", "the ticket is of the task queue");
+    refused(
+        () -> queue.barrier(G, 0, foreign), "ncclFfmBarrier", "the ticket is of the task queue");
     illegal(() -> foreign.await(LONG), "no task was appended with it");
     illegal(foreign::isDone, "no task was appended with it");
     illegal(foreign::sequence, "no task was appended with it");
@@ -328,14 +325,12 @@ class TaskQueueInputTest {
                   IllegalArgumentException.class,
                   () -> TaskQueue.create(comm, TaskQueueConfig.builder().lanes(5).build()));
           Messages.assertNames(tooMany, "5 lanes", "4 channels", "DeviceCommunicatorConfig");
-          TaskQueueConfig mixed =
-              TaskQueueConfig.builder().lanes(rank.rank() == 0 ? 5 : 2).build();
+          TaskQueueConfig mixed = TaskQueueConfig.builder().lanes(rank.rank() == 0 ? 5 : 2).build();
           RuntimeException one =
               assertThrows(RuntimeException.class, () -> TaskQueue.create(comm, mixed));
           Messages.assertNames(
               one, rank.rank() == 0 ? "5 lanes" : "rank 0 could not make its queue");
-          TaskQueueConfig other =
-              TaskQueueConfig.builder().lanes(1 + rank.rank()).depth(8).build();
+          TaskQueueConfig other = TaskQueueConfig.builder().lanes(1 + rank.rank()).depth(8).build();
           Messages.assertNames(
               assertThrows(NcclException.class, () -> TaskQueue.create(comm, other)),
               "ncclInvalidUsage",

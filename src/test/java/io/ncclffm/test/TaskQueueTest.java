@@ -72,8 +72,7 @@ class TaskQueueTest {
   })
   void everyTaskMatchesTheReference(
       int ranks, int lanes, int blocks, int depth, TaskQueueConfig.Mode mode) {
-    TaskQueueConfig config =
-        lanes(lanes).blocksPerLane(blocks).depth(depth).mode(mode).build();
+    TaskQueueConfig config = lanes(lanes).blocksPerLane(blocks).depth(depth).mode(mode).build();
     Queue<String> failures = new ConcurrentLinkedQueue<>();
     List<ReduceOp> others = DeviceCases.OPS.subList(1, DeviceCases.OPS.size());
     try (LocalWorld world = TestRanks.open(ranks);
@@ -371,8 +370,7 @@ class TaskQueueTest {
                 assertNull(ticket.failure());
               }
               assertFalse(later.isDone(), "it was not launched");
-              assertEquals(
-                  TaskQueueSnapshot.Scheduler.STOPPED, queue.snapshot().scheduler());
+              assertEquals(TaskQueueSnapshot.Scheduler.STOPPED, queue.snapshot().scheduler());
               queue.launch(rank.stream());
               later.await(LONG);
             }

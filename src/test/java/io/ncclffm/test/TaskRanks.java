@@ -41,8 +41,7 @@ final class TaskRanks implements AutoCloseable {
 
   static TaskRanks open(
       LocalWorld world, DeviceCommunicatorConfig ofDevice, TaskQueueConfig config) {
-    TaskRanks made =
-        new TaskRanks(world, RankBuffers.allocate(world, DataType.FLOAT32, COUNT));
+    TaskRanks made = new TaskRanks(world, RankBuffers.allocate(world, DataType.FLOAT32, COUNT));
     world.run(
         rank -> {
           DeviceCommunicator comm = DeviceCommunicator.create(rank.communicator(), ofDevice);

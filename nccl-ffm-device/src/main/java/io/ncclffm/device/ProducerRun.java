@@ -67,7 +67,8 @@ public final class ProducerRun {
    * @throws TaskQueueException if a lane has failed, or was aborted
    * @throws QueueFullException if a block found no room in the ring until its deadline
    * @throws NcclException if the communicator has failed
-   * @throws io.ncclffm.core.DeadlineException after the timeout or on interruption; the work goes on
+   * @throws io.ncclffm.core.DeadlineException after the timeout or on interruption; the work goes
+   *     on
    */
   public void await(Duration timeout) {
     long deadline = Backoff.deadline(timeout);

@@ -5,9 +5,9 @@ import io.ncclffm.core.DeviceBuffer;
 
 /**
  * Many buckets of a gradient, say, of which each is all-reduced as soon as it has been computed
- * ({@code ncclFfmTaskBuckets}). Bucket k, elements [k * bucketCount, ...) from the offset on, becomes
- * {@code x = a * x + b}, rounded once, then the sum over the ranks, in place. The last bucket may be
- * shorter. The same on every rank but for the buffer, its offset and the blocks.
+ * ({@code ncclFfmTaskBuckets}). Bucket k, elements [k * bucketCount, ...) from the offset on,
+ * becomes {@code x = a * x + b}, rounded once, then the sum over the ranks, in place. The last
+ * bucket may be shorter. The same on every rank but for the buffer, its offset and the blocks.
  *
  * @param x of {@link DataType#FLOAT32}
  * @param offset first element

@@ -766,8 +766,7 @@ public final class TaskQueue implements AbortableResource {
     }
     // Its place is in use until the kernel that appends has answered, also if the lane has failed.
     if (ticket.position >= 0
-        && (!look(ticket)
-            || onTheWay[slotOf(ticket.position)] == ticket && !readAnswer(ticket))) {
+        && (!look(ticket) || onTheWay[slotOf(ticket.position)] == ticket && !readAnswer(ticket))) {
       throw new IllegalStateException(
           operation
               + " on the "
@@ -968,8 +967,7 @@ public final class TaskQueue implements AbortableResource {
   private void startScheduler(int mode) {
     long stateAt = controlAt + ncclFfmTaskControl.state$offset();
     INT.setRelease(pinned, stateAt, ShimH.ncclFfmSchedulerRunning());
-    int rc =
-        ShimH.ncclFfmLaunchScheduler(comm.pointer(), struct, mode, schedulerStream.handle());
+    int rc = ShimH.ncclFfmLaunchScheduler(comm.pointer(), struct, mode, schedulerStream.handle());
     if (rc != 0) {
       INT.setRelease(pinned, stateAt, ShimH.ncclFfmSchedulerStopped());
       DeviceCommunicator.checkShim(rc, "ncclFfmLaunchScheduler");
@@ -1017,9 +1015,9 @@ public final class TaskQueue implements AbortableResource {
 
   /**
    * Launches the kernel that computes buckets and appends the all-reduce of each as soon as it is
-   * ready ({@code ncclFfmTaskAppendBuckets}): bucket k goes to lane k modulo lanes. Returns at once.
-   * No other producer may append to any lane until the kernel has taken its numbers, in the order
-   * of the stream.
+   * ready ({@code ncclFfmTaskAppendBuckets}): bucket k goes to lane k modulo lanes. Returns at
+   * once. No other producer may append to any lane until the kernel has taken its numbers, in the
+   * order of the stream.
    *
    * @throws IllegalArgumentException if the buffer is on another device
    * @throws IllegalStateException if {@link #MOST_RUNS} are unfinished, as for {@link #launch}
@@ -1136,8 +1134,7 @@ public final class TaskQueue implements AbortableResource {
   }
 
   /** After its launch, which may have failed half-way: what was launched says its end. */
-  private void started(
-      ProducerRun run, int rc, TaskSymbol symbol, long count, CudaStream stream) {
+  private void started(ProducerRun run, int rc, TaskSymbol symbol, long count, CudaStream stream) {
     if (rc != INVALID_ARGUMENT) {
       countProducer();
     }
@@ -1145,14 +1142,7 @@ public final class TaskQueue implements AbortableResource {
     runs[run.place] = run;
     runEnds[run.place].record(stream);
     if (TaskEvent.PROBE.isEnabled()) {
-      emit(
-          symbol,
-          run.operation,
-          count * Float.BYTES,
-          DataType.FLOAT32,
-          ReduceOp.SUM,
-          -1,
-          stream);
+      emit(symbol, run.operation, count * Float.BYTES, DataType.FLOAT32, ReduceOp.SUM, -1, stream);
     }
   }
 

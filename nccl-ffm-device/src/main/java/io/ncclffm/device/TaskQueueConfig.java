@@ -49,7 +49,9 @@ public final class TaskQueueConfig {
     this.timeout = builder.timeout;
     if (debug && (lanes != 1 || depth != 1 || blocksPerLane != 1)) {
       throw new IllegalArgumentException(
-          "mode DEBUG with " + this + ": it has one lane of one block and depth 1; leave them open");
+          "mode DEBUG with "
+              + this
+              + ": it has one lane of one block and depth 1; leave them open");
     }
   }
 

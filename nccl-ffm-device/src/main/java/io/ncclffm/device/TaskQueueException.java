@@ -100,8 +100,7 @@ public final class TaskQueueException extends NcclException {
 
   /** The same, with the stack of where this is called. */
   TaskQueueException again() {
-    return new TaskQueueException(
-        resultCode(), rank, peer, lane, number, waited, task, peerTask);
+    return new TaskQueueException(resultCode(), rank, peer, lane, number, waited, task, peerTask);
   }
 
   /** False: the communicator under the queue is as it was. */

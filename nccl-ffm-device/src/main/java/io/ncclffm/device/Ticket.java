@@ -86,7 +86,8 @@ public final class Ticket {
    * @throws TaskQueueException if the lane has failed before the task was done, or was aborted
    * @throws QueueFullException if it found no room in the ring
    * @throws NcclException if the communicator has failed
-   * @throws io.ncclffm.core.DeadlineException after the timeout or on interruption; the task goes on
+   * @throws io.ncclffm.core.DeadlineException after the timeout or on interruption; the task goes
+   *     on
    * @throws IllegalStateException if it was not launched
    */
   public void await(Duration timeout) {
