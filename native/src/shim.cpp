@@ -632,7 +632,7 @@ int ncclFfmTaskAppendBuckets(const ncclFfmTaskQueue *queue, const ncclFfmTaskBuc
                   ": buff must not be null, nor a bucket empty, and there are at most 2^40 elements",
                   kOperation, buckets->count, static_cast<void *>(buckets->buff), buckets->bucketCount);
   }
-  const uint64_t nBuckets = (buckets->count + buckets->bucketCount - 1) / buckets->bucketCount;
+  const uint64_t nBuckets = buckets->count == 0 ? 0 : (buckets->count - 1) / buckets->bucketCount + 1;
   return launchProducer(kOperation, {*queue, nBuckets, buckets->first, stream},
                         BucketsLaunch{*queue, *buckets, buckets->blocks, stream});
 }

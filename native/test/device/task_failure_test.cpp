@@ -5,6 +5,8 @@
 
 #include <functional>
 
+#include "../../include/ncclffm/impl/producers.h"
+
 namespace ncclffm::test {
 namespace {
 
@@ -419,7 +421,64 @@ void idleExitOfSeveralRanksAndLanes(int rounds) {
           rounds, kRanks);
 }
 
+// A lane that comes late to an attempt to end, and finds that there has been another since.
+void manyLanesEndTogether(int launches) {
+  constexpr uint32_t kLanes = 8;
+  stallRarity = 1;
+  World world(1, kLanes, 512, timeoutNs());
+  Queues queues(world, {kLanes, 1, 2, 0, timeoutNs(), 0});
+  for (int i = 0; i < launches && failures.load() == 0; ++i) {
+    queues[0].launchScheduler(i % 2 == 0 ? ncclFfmSchedulerDrain : ncclFfmSchedulerPersistent);
+    queues[0].joinScheduler();
+    check(queues[0].schedulerState() == ncclFfmSchedulerStopped, "launch %d: not stopped", i);
+  }
+  stallRarity = 64;
+}
+
+// The host's append to a full lane launches what fills that lane, and no other.
+void fullLaneLaunchesNoOther() {
+  World world(1, 2, 512, kShortNs);
+  Queues queues(world, {2, 1, 1, 0, kShortNs, kForever});
+  const TaskQueue &queue = queues[0].queue;
+  Ticket ticket;
+  check(ncclTaskReserve(queue, 1, 1, &ticket) == ncclSuccess, "reserve");
+  ncclFfmTaskBatch batch = {};
+  Ticket tickets[2] = {};
+  batch.nTasks = 2;
+  batch.tickets = tickets;
+  appendBatch(queue, batch);
+  check(tickets[0].result == ncclSuccess && tickets[1].result == static_cast<uint32_t>(ncclFfmQueueFull),
+        "a batch for a lane with one place: %u, %u", tickets[0].result, tickets[1].result);
+  check(queue.lanes[0].launched == 1 && queue.lanes[1].launched == 0, "launched: %u and %u", queue.lanes[0].launched,
+        queue.lanes[1].launched);
+}
+
+// Buckets are dealt out to two lanes, of which one has failed: the other gets all of its own.
+void failedLaneLeavesTheOthersTheirBuckets() {
+  constexpr int kBlocks = 3;
+  constexpr uint64_t kBuckets = 8, kOfBucket = 5;
+  World world(1, 2, 512, timeoutNs());
+  Queues queues(world, {2, 1, 16, 0, timeoutNs(), kForever});
+  const TaskQueue &queue = queues[0].queue;
+  std::vector<float> x(kBuckets * kOfBucket, 1.0f);
+  Ticket first[2];
+  ncclFfmTaskBuckets buckets = {};
+  buckets.buff = x.data();
+  buckets.count = x.size();
+  buckets.bucketCount = kOfBucket;
+  buckets.a = 2;
+  buckets.first = first;
+  reserveInTurn(queue, kBuckets, first);
+  failLane(queue, 1, 0, ncclRemoteError, 0);
+  inThreads(kBlocks, [&](int block) { produceBuckets(CoopThread(), queue, buckets, block, kBlocks); });
+  queues.launchSchedulers(ncclFfmSchedulerPersistent);
+  const ncclResult_t result = ncclTaskWait(CoopThread(), queue, {0, kBuckets / 2 - 1, 0, 1});
+  check(result == ncclSuccess && queues[0].done(0) == kBuckets / 2, "the lane that had not failed: result %d, %u done",
+        result, queues[0].done(0));
+}
+
 void run() {
+  manyLanesEndTogether((expectFailure ? 0 : 600) / kSlowdown);
   idleExitOfSeveralRanksAndLanes((expectFailure ? 8000 : 3000) / kSlowdown);
   if (failures.load() != 0) return;
   idleExitLosesNothing((expectFailure ? 20000 : 4000) / kSlowdown);
@@ -430,6 +489,8 @@ void run() {
   badTaskIsToldToAll(true);
   badTaskIsToldToAll(false);
   fullRingIsToldAtOnceOrAtTheDeadline();
+  fullLaneLaunchesNoOther();
+  failedLaneLeavesTheOthersTheirBuckets();
   producerThatDiesBreaksItsLane();
   holeIsNoticedByTheScheduler();
   abortEndsEverything(1);

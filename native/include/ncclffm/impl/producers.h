@@ -23,7 +23,7 @@ NCCLFFM_DEVICE ncclResult_t appendInTime(const TaskQueue &queue, const Task &tas
         ncclTaskAppend(CoopThread(), queue, TaskSymbol(task.symbol), static_cast<int>(task.function), task.datatype,
                        task.op, task.sendbuff, task.recvbuff, task.count, place, ticket);
     if (result != static_cast<ncclResult_t>(ncclFfmQueueFull)) return result;
-    ncclTaskLaunch(CoopThread(), queue);  // what fills the ring, if nobody has launched it
+    launchAll(queue, place.lane);  // what fills the ring, if nobody has launched it
     const uint64_t now = nowNs();
     if (startNs == 0) startNs = now;
     if (queue.timeoutNs != 0 && now - startNs >= queue.timeoutNs) return result;
@@ -107,7 +107,7 @@ NCCLFFM_DEVICE ncclResult_t appendSum(const Coop &coop, const TaskQueue &queue, 
 }
 
 NCCLFFM_DEVICE uint64_t nBucketsOf(const ncclFfmTaskBuckets &buckets) {
-  return (buckets.count + buckets.bucketCount - 1) / buckets.bucketCount;
+  return buckets.count == 0 ? 0 : (buckets.count - 1) / buckets.bucketCount + 1;
 }
 
 // A lane that has failed says so by itself.
@@ -121,9 +121,7 @@ NCCLFFM_DEVICE void produceBuckets(const Coop &coop, const TaskQueue &queue, con
     const uint64_t count = left < buckets.bucketCount ? left : buckets.bucketCount;
     float *x = buckets.buff + start;
     for (uint64_t i = coop.rank(); i < count; i += coop.size()) x[i] = scaleAdd(x[i]);
-    if (appendSum(coop, queue, buckets.symbol, x, x, count, tickets(k)) != ncclSuccess) {
-      return;
-    }
+    appendSum(coop, queue, buckets.symbol, x, x, count, tickets(k));  // other lanes wait for their numbers all the same
   }
 }
 
@@ -152,15 +150,18 @@ NCCLFFM_DEVICE void produceIterations(const Coop &coop, const TaskQueue &queue, 
   };
   ncclResult_t result = ncclSuccess;
   if (computes && o.iterations != 0) compute(0);
-  for (uint32_t i = 0; i < o.iterations && result == ncclSuccess; ++i) {
+  // Goes on after a failure: other lanes wait for the numbers that are theirs.
+  for (uint32_t i = 0; i < o.iterations; ++i) {
     const uint64_t k = static_cast<uint64_t>(i) * static_cast<uint64_t>(nBlocks) + static_cast<uint64_t>(block);
     Ticket ticket = {};
+    ncclResult_t ofTask = ncclSuccess;
     if (communicates) {
       ticket = tickets(k);
-      result = appendSum(coop, queue, o.symbol, sendOf(i), recvOf(i), share.count, ticket);
+      ofTask = appendSum(coop, queue, o.symbol, sendOf(i), recvOf(i), share.count, ticket);
     }
     if (computes && i + 1 < o.iterations) compute(i + 1);
-    if (communicates && result == ncclSuccess) result = ncclTaskWait(coop, queue, ticket);
+    if (communicates && ofTask == ncclSuccess) ofTask = ncclTaskWait(coop, queue, ticket);
+    if (result == ncclSuccess) result = ofTask;
     if (computes && result == ncclSuccess) {
       const float *x = communicates ? recvOf(i) : sendOf(i);
       float *out = o.out + share.first;

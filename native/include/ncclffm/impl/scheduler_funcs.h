@@ -137,14 +137,16 @@ NCCLFFM_DEVICE bool endWithLane0(const TaskQueue &queue, TaskLane &lane, LaneSta
   if (!holds(Rule::kLanesPark) && state->polls % kPollsPerCheck != 0) return false;
   const uint32_t attempt = loadAcquireGpu(&queue.shared->closing);
   if (attempt == state->closing) return false;
+  state->closing = attempt;
+  NCCLFFM_STALL();
   storeReleaseGpu(&lane.parked, attempt);
-  for (uint32_t polls = 1;; ++polls) {
+  NCCLFFM_STALL();
+  for (;;) {
     // Lane 0 never waits long for a verdict, so neither does this one.
     const uint32_t verdict = loadAcquireGpu(&queue.shared->verdict);
-    if (verdict >> 1 == attempt) {
-      state->closing = attempt;
-      return (verdict & 1) != 0;
-    }
+    if (verdict >> 1 == attempt) return (verdict & 1) != 0;
+    // A later attempt is there only if this one was refused, because this lane came too late to it.
+    if (loadAcquireGpu(&queue.shared->closing) != attempt) return false;
     pauseNs(kYieldBetweenPolls ? 0 : kPauseNs);
   }
 }

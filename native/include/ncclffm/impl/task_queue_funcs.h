@@ -246,15 +246,18 @@ NCCLFFM_DEVICE ncclResult_t ncclTaskLaunch(Coop coop, const TaskQueue &queue, co
   return ncclSuccess;
 }
 
+// All that is numbered on a lane.
+NCCLFFM_DEVICE void launchAll(const TaskQueue &queue, uint32_t lane) {
+  const uint32_t head = loadRelaxedGpu(&queue.lanes[lane].head);
+  const uint32_t launched = loadRelaxedGpu(&queue.lanes[lane].launched);
+  if (!isAtOrBeyond(launched, head)) raiseOnTheCircle(&queue.lanes[lane].launched, head, launched);
+}
+
 template <class Coop>
 NCCLFFM_DEVICE ncclResult_t ncclTaskLaunch(Coop coop, const TaskQueue &queue) {
   if (!isValid(queue)) return ncclInvalidArgument;
   coop.sync();
-  for (uint32_t l = coop.rank(); l < queue.nLanes; l += coop.size()) {
-    const uint32_t head = loadRelaxedGpu(&queue.lanes[l].head);
-    const uint32_t launched = loadRelaxedGpu(&queue.lanes[l].launched);
-    if (!isAtOrBeyond(launched, head)) raiseOnTheCircle(&queue.lanes[l].launched, head, launched);
-  }
+  for (uint32_t l = coop.rank(); l < queue.nLanes; l += coop.size()) launchAll(queue, l);
   return ncclSuccess;
 }
 
