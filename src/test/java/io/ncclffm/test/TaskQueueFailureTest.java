@@ -445,7 +445,7 @@ class TaskQueueFailureTest {
   @Test
   void abortOfTheDeviceCommunicatorAbortsItsQueue() {
     CyclicBarrier barrier = new CyclicBarrier(RANKS);
-    try (TaskRanks tasks = TaskRanks.open(world, lanes(1).build())) {
+    try (TaskRanks tasks = TaskRanks.open(world, lanes(2).build())) {
       world.run(
           rank -> {
             TaskQueue queue = tasks.of(rank);
@@ -455,6 +455,7 @@ class TaskQueueFailureTest {
               queue.launch(rank.stream());
               await(barrier);
               assertEquals(6, failed(ticket).resultCode());
+              assertNotNull(queue.failure(1), "also a lane on which nobody waits for a peer");
               assertThrows(
                   DeviceCommException.class, () -> queue.deviceCommunicator().throwIfFailed());
             } else {

@@ -96,6 +96,10 @@ class TaskQueueInputTest {
     assertThrows(IllegalStateException.class, t::isDone, "the ticket stands for a task");
   }
 
+  private static TaskQueueConfig.Builder lanes(int lanes) {
+    return TaskQueueConfig.builder().lanes(lanes);
+  }
+
   private static void illegal(Runnable call, String... texts) {
     Messages.assertNames(assertThrows(IllegalStateException.class, call::run), texts);
   }
@@ -315,28 +319,40 @@ class TaskQueueInputTest {
   @Test
   void queuesThatCannotBe() {
     DeviceCommunicator[] comms = new DeviceCommunicator[RANKS];
+    // One after the other: on a shared GPU a rank that frees waits for the next one's kernels.
+    world.run(
+        rank ->
+            comms[rank.rank()] =
+                DeviceCommunicator.create(rank.communicator(), TaskRanks.small().build()));
+    world.run(
+        rank ->
+            Messages.assertNames(
+                assertThrows(
+                    IllegalArgumentException.class,
+                    () -> TaskQueue.create(comms[rank.rank()], lanes(5).build())),
+                "5 lanes",
+                "4 channels",
+                "DeviceCommunicatorConfig"));
     world.run(
         rank -> {
-          DeviceCommunicator comm =
-              DeviceCommunicator.create(rank.communicator(), TaskRanks.small().build());
-          comms[rank.rank()] = comm;
-          IllegalArgumentException tooMany =
+          TaskQueueConfig mixed = lanes(rank.rank() == 0 ? 5 : 2).build();
+          Messages.assertNames(
               assertThrows(
-                  IllegalArgumentException.class,
-                  () -> TaskQueue.create(comm, TaskQueueConfig.builder().lanes(5).build()));
-          Messages.assertNames(tooMany, "5 lanes", "4 channels", "DeviceCommunicatorConfig");
-          TaskQueueConfig mixed = TaskQueueConfig.builder().lanes(rank.rank() == 0 ? 5 : 2).build();
-          RuntimeException one =
-              assertThrows(RuntimeException.class, () -> TaskQueue.create(comm, mixed));
+                  RuntimeException.class, () -> TaskQueue.create(comms[rank.rank()], mixed)),
+              rank.rank() == 0 ? "5 lanes" : "rank 0 could not make its queue");
+        });
+    world.run(
+        rank -> {
+          TaskQueueConfig other = lanes(1 + rank.rank()).depth(8).build();
           Messages.assertNames(
-              one, rank.rank() == 0 ? "5 lanes" : "rank 0 could not make its queue");
-          TaskQueueConfig other = TaskQueueConfig.builder().lanes(1 + rank.rank()).depth(8).build();
-          Messages.assertNames(
-              assertThrows(NcclException.class, () -> TaskQueue.create(comm, other)),
+              assertThrows(NcclException.class, () -> TaskQueue.create(comms[rank.rank()], other)),
               "ncclInvalidUsage",
               "rank " + (1 - rank.rank()) + " asks for " + (2 - rank.rank()) + " lanes",
               "depth 8");
-          TaskQueue good = TaskQueue.create(comm, TaskQueueConfig.builder().lanes(4).build());
+        });
+    world.run(
+        rank -> {
+          TaskQueue good = TaskQueue.create(comms[rank.rank()], lanes(4).build());
           Ticket ticket = good.ticket();
           good.barrier(G, 3, ticket);
           good.launch(rank.stream());
