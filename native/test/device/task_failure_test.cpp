@@ -30,6 +30,10 @@ ncclResult_t appendAndLaunch(const TaskQueue &queue, const Given &g, uint32_t la
   return result == ncclSuccess ? ncclTaskLaunch(queue, *ticket) : result;
 }
 
+// The buffers of several ranks or threads. Of a lane that has failed they are in use until the scheduler has ended, so
+// they are made before the queues.
+using Buffers = std::vector<std::vector<float>>;
+
 const Given kUsual = {TaskSymbol("usual"), ncclFfmFunctionAllReduce, ncclFloat32, ncclSum, 0, 70};
 
 // Every rank hands in one good task on a lane.
@@ -86,11 +90,12 @@ void ranksThatDisagreeAreToldSo(uint32_t blocksPerLane) {
     Given odd = usual;
     difference.change(odd);
     {
+      Buffers ins(kRanks, std::vector<float>(71, 1.0f)), outs(kRanks, std::vector<float>(71, 9.0f)), goods(outs);
       Queues queues(world, shape);
       queues.launchSchedulers(ncclFfmSchedulerPersistent);
       inThreads(kRanks, [&](int rank) {
         const TaskQueue &queue = queues[rank].queue;
-        std::vector<float> in(71, 1.0f), out(71, 9.0f), good(71);
+        std::vector<float> &in = ins[rank], &out = outs[rank], &good = goods[rank];
         Ticket first, ticket;
         ncclResult_t result = appendAndLaunch(queue, kUsual, 0, in.data(), good.data(), &first);
         check(result == ncclSuccess, "append: %d", result);
@@ -102,7 +107,6 @@ void ranksThatDisagreeAreToldSo(uint32_t blocksPerLane) {
         check(ncclTaskWait(CoopThread(), queue, first) == ncclSuccess && good[3] == 3, "what was done before it");
         const ncclResult_t later = appendAndLaunch(queue, usual, 0, in.data(), out.data(), &ticket);
         check(later == ncclInvalidUsage, "an append after the failure: %d", later);
-        if (later == ncclSuccess) ncclTaskWait(CoopThread(), queue, ticket);  // it has the buffers
       });
       for (int rank = 0; rank < kRanks; ++rank) {
         const Status s = queues[rank].status(0);
@@ -130,11 +134,12 @@ void ranksThatDisagreeAreToldSo(uint32_t blocksPerLane) {
 void ranksThatDisagreeOnTheOrderAreToldSo() {
   constexpr int kRanks = 4, kOdd = 1;
   World world(kRanks, 1, 512, expectFailure ? kShortNs : 20000 * kMs);
+  Buffers ins(kRanks, std::vector<float>(70, 1.0f)), outs(ins);
   Queues queues(world, {1, 1, 16, 0, expectFailure ? kShortNs : 20000 * kMs, kForever});
   const Given a = kUsual, b = {TaskSymbol("the other"), ncclFfmFunctionAllReduce, ncclFloat32, ncclSum, 0, 70};
   queues.launchSchedulers(ncclFfmSchedulerPersistent);
   inThreads(kRanks, [&](int rank) {
-    std::vector<float> in(70, 1.0f), out(70);
+    std::vector<float> &in = ins[rank], &out = outs[rank];
     Ticket tickets[2];
     for (int i = 0; i < 2; ++i) {
       appendAndLaunch(queues[rank].queue, (i == 0) == (rank == kOdd) ? b : a, 0, in.data(), out.data(), &tickets[i]);
@@ -154,10 +159,11 @@ void ranksThatDisagreeOnTheOrderAreToldSo() {
 void badTaskIsToldToAll(bool onlyOne) {
   constexpr int kRanks = 3;
   World world(kRanks, 1, 512, 20000 * kMs);
+  Buffers ins(kRanks, std::vector<float>(70, 1.0f)), outs(ins);
   Queues queues(world, {1, 1, 4, 9, 20000 * kMs, kForever});
   queues.launchSchedulers(ncclFfmSchedulerPersistent);
   inThreads(kRanks, [&](int rank) {
-    std::vector<float> in(70, 1.0f), out(70);
+    std::vector<float> &in = ins[rank], &out = outs[rank];
     Ticket ticket;
     const bool bad = !onlyOne || rank == 1;
     Given g = kUsual;
@@ -229,12 +235,13 @@ void fullRingIsToldAtOnceOrAtTheDeadline() {
 void producerThatDiesBreaksItsLane() {
   constexpr int kRanks = 2;
   World world(kRanks, 2, 512, 4 * kShortNs);
+  Buffers ins(kRanks * 3, std::vector<float>(70, 1.0f)), outs(ins);
   Queues queues(world, {2, 1, 8, 0xffffffffu, kShortNs, kForever});
   queues.launchSchedulers(ncclFfmSchedulerPersistent);
   inThreads(kRanks * 3, [&](int thread) {
     const int rank = thread / 3, waiter = thread % 3;
     const TaskQueue &queue = queues[rank].queue;
-    std::vector<float> in(70, 1.0f), out(70);
+    std::vector<float> &in = ins[thread], &out = outs[thread];
     Ticket ticket;
     if (rank == 0 && waiter == 0) {
       check(ncclTaskReserve(queue, 0, 1, &ticket) == ncclSuccess, "reserve");
