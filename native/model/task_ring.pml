@@ -1,7 +1,8 @@
 /* The ring of one lane of a task queue (include/ncclffm/task_queue.h) and the life of its scheduler (scheduler.h): two
  * producers, one scheduler that ends when idle and is launched again by the host, a stop and, with -DABORT, an abort at
- * any time. Numbers wrap at 8, the ring has 2 places. Every access to memory is a step of its own; memory is in order,
- * which is what the releases, acquires and fences of the code are there for.
+ * any time. Numbers wrap at 8, the ring has 2 places. What a producer writes is a step at a time; what the scheduler looks
+ * at to take a task, and the host's look at a scheduler that has ended, are one step each. Memory is in order, which is
+ * what the releases, acquires and fences of the code are there for. Lanes that end together are not in it.
  *
  * Checked: a task is never written over one that is not done; the scheduler runs each task once, in the order of the
  * numbers, and reads what its producer wrote; nothing runs that was not launched; whatever was launched is done when all
