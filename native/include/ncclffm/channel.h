@@ -56,8 +56,8 @@ class ChannelSession {
   NCCLFFM_DEVICE void tellBegun() const;
   // For protocols: the same, once all that the group has stored is at the peers.
   NCCLFFM_DEVICE void tellReady() const;
-  // For protocols: waits for every peer's tellReady, with this thread's result. Its data may be read after the next
-  // sync of the group.
+  // For protocols: waits for every peer's letter about this exchange; returns this thread's result. What came before a
+  // tellReady may be read after the next sync of the group.
   NCCLFFM_DEVICE ncclResult_t awaitReady() const;
   // For protocols: ends it, with this thread's result. All threads have then read what came in, so that the next
   // exchange may start, and all know whether one of them failed.
