@@ -248,9 +248,10 @@ void sessionFailsWithItsRing() {
     call.protocol = ncclFfmProtocolLL;
     call.algorithm = ncclFfmAlgorithmRing;
     const ncclResult_t expected = rank == 0 ? ncclInvalidUsage : ncclTimeout;
-    const ncclResult_t first = ncclDevCallLsa(session, call), second = ncclDevCallLsa(session, call);
-    check(first == expected && second == expected && session.result() == expected, "rank %d: results %d, %d, %d", rank,
-          first, second, session.result());
+    const ncclResult_t first = ncclDevCallLsa(session, call), ofSession = session.result();
+    const ncclResult_t second = ncclDevCallLsa(session, call);
+    check(first == expected && ofSession == expected && second == expected, "rank %d: results %d, %d, %d", rank, first,
+          ofSession, second);
   });
 }
 
