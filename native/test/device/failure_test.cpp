@@ -613,6 +613,12 @@ void badArgumentsReturnACodeAndTouchNothing() {
     bad("an offset that wraps", f, asRoot([&](Call &c) { inWindows(c, 1024, 0, UINT64_MAX - 3); }));
     bad("a misaligned offset", f, asRoot([&](Call &c) { inWindows(c, 1024, 2, 512); }));
     bad("overlap in windows", f, asRoot([&](Call &c) { inWindows(c, 1024, 0, 4); }));
+    for (uint32_t protocol : {1u, 2u, 4u, 99u}) {
+      bad("a protocol of slots in windows", f, [&](Call &c) {
+        inWindows(c, 1024, 0, 512);
+        c.protocol = protocol;
+      });
+    }
     bad("zero-copy ring", f, asRoot([&](Call &c) { inWindows(c, 1024, 0, 512), c.algorithm = ncclFfmAlgorithmRing; }));
   }
   DevComm pcie = world.comm(kRank);
