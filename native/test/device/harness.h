@@ -163,6 +163,29 @@ class Group {
   Combined collecting_ = {}, combined_ = {};
 };
 
+/// Counts threads that have come to their end.
+class Arrivals {
+ public:
+  void arrive() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ++arrived_;
+    changed_.notify_all();
+  }
+
+  /// Whether n have come in time; the next ones are counted from 0.
+  bool await(size_t n, uint64_t waitNs) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (!changed_.wait_for(lock, std::chrono::nanoseconds(waitNs), [&] { return arrived_ == n; })) return false;
+    arrived_ = 0;
+    return true;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  size_t arrived_ = 0;
+};
+
 /// A Group as the cooperation group of a block: what CoopBlock is on a GPU.
 struct CoopGroup {
   Group *group;

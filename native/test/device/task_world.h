@@ -55,12 +55,18 @@ class Queue {
           } else {
             runScheduler(CoopGroup{groups_[b].get(), t}, view, queue, mode, static_cast<int>(b));
           }
+          ended_.arrive();
         });
       }
     }
   }
 
+  /// Waits for a scheduler that ends.
   void joinScheduler() {
+    if (!ended_.await(scheduler_.size(), 3 * timeoutNs())) {
+      check(false, "a scheduler did not end");
+      std::_Exit(report("a scheduler"));
+    }
     for (std::thread &thread : scheduler_) thread.join();
     scheduler_.clear();
   }
@@ -100,6 +106,7 @@ class Queue {
   TaskControl control_ = {};
   std::vector<std::unique_ptr<Group>> groups_;
   std::vector<std::thread> scheduler_;
+  Arrivals ended_;
 };
 
 /// The queues of all ranks.
