@@ -258,14 +258,13 @@ int checkProducer(const char *operation, int blocks, const void *first) {
   return ncclSuccess;
 }
 
-// A producer between the taking of its numbers and its end. The end is said even if the rest was not launched, for the
-// host has counted it.
+// A producer between the taking of its numbers and its end. The host counts it if all three were launched.
 template <class Producer>
 int launchProducer(const char *operation, const ReserveLaunch &reserve, const Producer &producer) {
   Failure failure = shim::launch(reserve);
   if (failure.empty()) failure = shim::launch(producer);
-  const Failure ofEnd = shim::launch(ProducerEndLaunch{reserve.queue, reserve.stream});
-  return launched(operation, failure.empty() ? ofEnd : failure);
+  if (failure.empty()) failure = shim::launch(ProducerEndLaunch{reserve.queue, reserve.stream});
+  return launched(operation, failure);
 }
 
 std::vector<ncclFfmLayout> makeLayouts() {

@@ -12,7 +12,8 @@
 // a
 //               child or a window, is written late, from another thread
 //
-// All exported functions that return a result code can be named. A symbol cannot be hidden from dlsym; to meet a
+// All exported functions that return a result code can be named, but those of the shim, of which every launch of a
+// kernel goes by the name ncclFfmLaunch (and fails with a cudaError_t). A symbol cannot be hidden from dlsym; to meet a
 // library that is too old, let it claim another version with NCCLFFM_CPU_NCCL_VERSION.
 #ifndef NCCLFFM_CPU_FAULT_H_
 #define NCCLFFM_CPU_FAULT_H_

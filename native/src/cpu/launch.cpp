@@ -1,6 +1,7 @@
 // The CPU backend of the shim: the same device headers, compiled for the host. A block is one thread; a launch of
 // several blocks runs each on a thread of its own, at the same time, as blocks of a GPU do.
 #include <exception>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -9,6 +10,7 @@
 #include "../../include/ncclffm/impl/producers.h"
 #include "../shim.h"
 #include "abi.h"
+#include "fault.h"
 #include "layouts.h"
 #include "stream.h"
 
@@ -90,6 +92,8 @@ Failure enqueued(cudaError_t error) {
 
 template <class AnyLaunch>
 Failure enqueueBlocks(const AnyLaunch &launch, int blocks) {
+  const std::optional<int> fault = cpu::injectedFault("ncclFfmLaunch");
+  if (fault) return enqueued(static_cast<cudaError_t>(*fault));
   return enqueued(
       cpu::enqueue(static_cast<cudaStream_t>(launch.stream), [launch, blocks] { return runBlocks(launch, blocks); }));
 }

@@ -25,6 +25,7 @@ import io.ncclffm.device.DeviceCommException;
 import io.ncclffm.device.DeviceCommunicator;
 import io.ncclffm.device.ProducerRun;
 import io.ncclffm.device.QueueFullException;
+import io.ncclffm.device.TaskBuckets;
 import io.ncclffm.device.TaskOverlap;
 import io.ncclffm.device.TaskQueue;
 import io.ncclffm.device.TaskQueueConfig;
@@ -497,6 +498,134 @@ class TaskQueueFailureTest {
                       }));
       assertEquals("rank 0 gives up", thrown.getMessage());
       assertEquals(1, thrown.getSuppressed().length);
+    }
+  }
+
+  /** Only then can a rank allocate for as long as it takes, while another has gone ahead. */
+  @Test
+  void ranksThatMakeAQueueMeetOnTheHost() {
+    DeviceCommunicator[] comms = new DeviceCommunicator[RANKS];
+    TaskQueue[] queues = new TaskQueue[RANKS];
+    Thread[] first = new Thread[1];
+    world.run(
+        rank ->
+            comms[rank.rank()] =
+                DeviceCommunicator.create(rank.communicator(), TaskRanks.small().build()));
+    CyclicBarrier barrier = new CyclicBarrier(RANKS);
+    world.run(
+        rank -> {
+          if (rank.rank() == 0) {
+            first[0] = Thread.currentThread();
+          }
+          await(barrier);
+          long deadline = System.nanoTime() + PATIENCE.toNanos();
+          while (rank.rank() != 0 && !isMeeting(first[0])) {
+            assertTrue(System.nanoTime() < deadline, "rank 0 does not wait on the host");
+            Thread.onSpinWait();
+          }
+          queues[rank.rank()] = TaskQueue.create(comms[rank.rank()], lanes(1).build());
+        });
+    world.run(rank -> assertEquals(0, queues[rank.rank()].snapshot().lanes().get(0).done()));
+    world.run(rank -> comms[rank.rank()].close());
+  }
+
+  private static boolean isMeeting(Thread thread) {
+    return Arrays.stream(thread.getStackTrace())
+        .anyMatch(frame -> frame.getClassName().endsWith(".Meeting"));
+  }
+
+  /**
+   * A launch may block, as when kernels before it do not end: that must not keep others waiting.
+   */
+  @Test
+  void launchThatBlocksKeepsNeitherTicketsNorAbortWaiting() throws Exception {
+    TestRanks.assumeCpu("the launch is slowed down");
+    TaskQueue[] queue = new TaskQueue[1];
+    Thread[] launcher = new Thread[1];
+    CyclicBarrier barrier = new CyclicBarrier(2);
+    try (TaskRanks tasks = TaskRanks.open(world, lanes(1).build())) {
+      Thread other =
+          Thread.ofPlatform()
+              .start(
+                  () -> {
+                    try {
+                      await(barrier);
+                      awaitInside(launcher[0], "launchBatch");
+                      long start = System.nanoTime();
+                      Ticket ticket = queue[0].ticket();
+                      assertNull(queue[0].failure(0));
+                      assertThrows(IllegalStateException.class, ticket::isDone);
+                      queue[0].abort();
+                      assertNotNull(queue[0].failure(0));
+                      long took = System.nanoTime() - start;
+                      assertTrue(isInside(launcher[0], "launchBatch"), "it took " + took + " ns");
+                    } catch (Exception e) {
+                      throw new AssertionError(e);
+                    } finally {
+                      Faults.clear();
+                    }
+                  });
+      AssertionError[] trouble = new AssertionError[1];
+      other.setUncaughtExceptionHandler((thread, e) -> trouble[0] = new AssertionError(e));
+      world.run(
+          rank -> {
+            if (rank.rank() == 0) {
+              queue[0] = tasks.of(rank);
+              launcher[0] = Thread.currentThread();
+              Ticket ticket = queue[0].ticket();
+              queue[0].barrier(GRADIENTS, 0, ticket);
+              Faults.inject("ncclFfmLaunch:delay_ms=3000");
+              await(barrier);
+              queue[0].launch(rank.stream());
+              Messages.assertNames(failed(ticket), "ncclRemoteError", "aborted");
+            }
+          });
+      other.join();
+      if (trouble[0] != null) {
+        throw trouble[0];
+      }
+    } finally {
+      Faults.clear();
+    }
+  }
+
+  private static boolean isInside(Thread thread, String method) {
+    return Arrays.stream(thread.getStackTrace())
+        .anyMatch(frame -> frame.getMethodName().equals(method));
+  }
+
+  private static void awaitInside(Thread thread, String method) {
+    long deadline = System.nanoTime() + PATIENCE.toNanos();
+    while (!isInside(thread, method)) {
+      assertTrue(System.nanoTime() < deadline, thread + " does not come to " + method);
+      Thread.onSpinWait();
+    }
+  }
+
+  /** What was not launched is not waited for. */
+  @Test
+  void producerThatCannotBeLaunchedIsNotCounted() {
+    TestRanks.assumeCpu("the fault is injected");
+    try (TaskRanks tasks = TaskRanks.open(world, lanes(2).build())) {
+      world.run(
+          rank -> {
+            if (rank.rank() == 0) {
+              TaskQueue queue = tasks.of(rank);
+              TaskBuckets work = new TaskBuckets(tasks.x(rank), 0, COUNT, COUNT, 1, 0, 1);
+              Faults.inject("ncclFfmLaunch:result=719");
+              Messages.assertNames(
+                  assertThrows(
+                      NcclException.class, () -> queue.buckets(GRADIENTS, work, rank.stream())),
+                  "ncclFfmTaskAppendBuckets",
+                  "cudaErrorLaunchFailure");
+              Faults.clear();
+              assertEquals(0, queue.snapshot().producers());
+              queue.stop(PATIENCE);
+            }
+          });
+      world.run(rank -> assertLaneWorks(tasks.of(rank), 0, tasks.x(rank), rank));
+    } finally {
+      Faults.clear();
     }
   }
 }

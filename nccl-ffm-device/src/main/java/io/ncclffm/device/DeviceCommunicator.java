@@ -1309,6 +1309,11 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
     return ownStream;
   }
 
+  /** What every rank brings, for what is made on this communicator; see {@link LsaWindow#meet}. */
+  byte[][] meet(String step, byte[] record) {
+    return window.meet(step, record);
+  }
+
   /** A queue is about to be made. */
   void checkHasNoQueue() {
     synchronized (lock) {

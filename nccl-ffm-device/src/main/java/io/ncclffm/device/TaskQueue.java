@@ -30,11 +30,13 @@ import io.ncclffm.core.internal.Backoff;
 import java.lang.foreign.Arena;
 import java.lang.foreign.MemorySegment;
 import java.lang.invoke.VarHandle;
+import java.nio.ByteBuffer;
 import java.time.Duration;
 import java.util.ArrayDeque;
 import java.util.ArrayList;
 import java.util.Deque;
 import java.util.List;
+import java.util.concurrent.locks.ReentrantLock;
 import org.jspecify.annotations.Nullable;
 
 /**
@@ -89,10 +91,12 @@ public final class TaskQueue implements AbortableResource {
 
   private static final String CREATE = "task queue";
   private static final String LAUNCH = "ncclFfmTaskAppendOnStream";
+  private static final String SNAPSHOT = "snapshot of the ";
+  private static final String STOP = "stop of the ";
+  private static final String PRODUCERS = "producers of the ";
   private static final int MOST_BLOCKS = 1024;
   private static final long MOST_COUNT = 1L << 40;
   private static final long MOST_TASKS = 1L << 30;
-  private static final int INVALID_ARGUMENT = 4;
   private static final int REMOTE_ERROR = 6;
   private static final long LINE = 128;
   private static final Duration SETUP_TIMEOUT = Duration.ofMinutes(1);
@@ -132,10 +136,15 @@ public final class TaskQueue implements AbortableResource {
   private final long runBytes;
   private final long imageAt;
 
-  // Taken before the other one by who copies from device memory, and waits for that.
+  // In the order in which they are taken. Of who launches kernels, which may block until others
+  // have ended:
+  private final ReentrantLock launching = new ReentrantLock();
+  // of who copies from device memory, and waits for that:
   private final Object imageLock = new Object();
-  // Guards all below.
+  // of tickets and runs, and of all below that is not said to be another's;
   private final Object lock = new Object();
+  // that of abort, which no launch keeps waiting.
+  private final Object endLock = new Object();
   private final @Nullable Ticket[] onTheWay = new Ticket[MOST_ON_THE_WAY];
   private final @Nullable ProducerRun[] runs = new ProducerRun[MOST_RUNS];
   private final CudaEvent[] runEnds = new CudaEvent[MOST_RUNS];
@@ -145,11 +154,11 @@ public final class TaskQueue implements AbortableResource {
   private long appended;
   private long launched;
   private long answered;
-  private int producers;
-  private long schedulerLaunches;
-  private boolean aborted;
-  private boolean closing;
-  private boolean closed;
+  private volatile int producers; // written by who launches
+  private volatile long schedulerLaunches; // likewise
+  private volatile boolean aborted; // written under endLock
+  private volatile boolean closing; // written by who launches
+  private volatile boolean closed; // written under lock and endLock
 
   private TaskQueue(
       DeviceCommunicator comm,
@@ -218,43 +227,41 @@ public final class TaskQueue implements AbortableResource {
   }
 
   /**
-   * Creates an empty queue. Collective, by a kernel of the device communicator, which must be idle:
-   * ranks that ask for different shapes, or of which one cannot make its queue, all get an
-   * exception.
+   * Creates an empty queue. Collective; the ranks meet on the host. Ranks that ask for different
+   * shapes, or of which one cannot make its queue, all get an exception.
    *
    * @throws IllegalArgumentException if the device communicator has fewer channels than the
    *     scheduler has blocks
    * @throws IllegalStateException if the device communicator has a queue
    * @throws NcclException if the scheduler's blocks do not fit on the device with those of the
    *     ranks that share it, or another rank could not make its queue or asks for another shape
-   * @throws DeviceCommException if a rank does not come
+   * @throws DeadlineException if a rank does not come within a minute
+   * @throws DeviceCommException if the device communicator has failed
    */
   public static TaskQueue create(DeviceCommunicator comm, TaskQueueConfig config) {
     comm.checkHasNoQueue();
     Communicator communicator = comm.communicator();
     Deque<AutoCloseable> resources = new ArrayDeque<>();
     try {
-      CudaStream stream = CudaStream.create(communicator.device());
-      resources.push(stream);
-      DeviceBuffer words =
-          DeviceBuffer.allocate(communicator.device(), DataType.INT64, communicator.size() + 1L);
-      resources.push(words);
       @Nullable TaskQueue made = null;
       @Nullable RuntimeException trouble = null;
       try {
+        CudaStream stream = CudaStream.create(communicator.device());
+        resources.push(stream);
         made = new TaskQueue(comm, config, stream, resources);
         made.init();
       } catch (RuntimeException e) {
         trouble = e;
       }
-      // The ranks meet here. Nothing that allocates or loads may follow, which would have to wait
-      // for kernels of other ranks on the same device.
+      // Nothing that allocates or loads may follow, which would have to wait for kernels of other
+      // ranks on the same device.
       long shape = made == null || trouble != null ? 0 : shape(config);
-      long[] shapes = exchange(comm, words, shape, stream);
+      byte[] record = ByteBuffer.allocate(Long.BYTES).putLong(shape).array();
+      byte[][] records = comm.meet("makes a task queue", record);
       if (trouble != null) {
         throw trouble;
       }
-      checkShapes(communicator, shapes);
+      checkShapes(communicator, records);
       comm.setQueue(made);
       communicator.adopt(made);
       return made;
@@ -288,31 +295,21 @@ public final class TaskQueue implements AbortableResource {
         + TaskQueueConfig.Mode.values()[(int) (shape & 0xff)];
   }
 
-  private static long[] exchange(
-      DeviceCommunicator comm, DeviceBuffer words, long mine, CudaStream stream) {
-    int size = comm.communicator().size();
-    words.copyFrom(MemorySegment.ofArray(new long[] {mine}), size, stream);
-    comm.allGather(words, size, words, 0, 1, stream);
-    stream.synchronize(SETUP_TIMEOUT);
-    long[] all = new long[size];
-    words.copyTo(all, stream);
-    return all;
-  }
-
-  private static void checkShapes(Communicator communicator, long[] shapes) {
-    long mine = shapes[communicator.rank()];
-    for (int r = 0; r < shapes.length; r++) {
-      if (shapes[r] != mine) {
+  private static void checkShapes(Communicator communicator, byte[][] records) {
+    long mine = ByteBuffer.wrap(records[communicator.rank()]).getLong();
+    for (int r = 0; r < records.length; r++) {
+      long other = ByteBuffer.wrap(records[r]).getLong();
+      if (other != mine) {
         throw new NcclException(
             CREATE,
             NcclH.ncclInvalidUsage(),
             " on " + communicator,
-            shapes[r] == 0
+            other == 0
                 ? "rank " + r + " could not make its queue; see its exception"
                 : "rank "
                     + r
                     + " asks for "
-                    + shapeText(shapes[r])
+                    + shapeText(other)
                     + ", this rank for "
                     + shapeText(mine)
                     + "; every rank must ask for the same");
@@ -766,7 +763,8 @@ public final class TaskQueue implements AbortableResource {
     }
     // Its place is in use until the kernel that appends has answered, also if the lane has failed.
     if (ticket.position >= 0
-        && (!look(ticket) || onTheWay[slotOf(ticket.position)] == ticket && !readAnswer(ticket))) {
+        && (!isOver(ticket)
+            || onTheWay[slotOf(ticket.position)] == ticket && !readAnswer(ticket))) {
       throw new IllegalStateException(
           operation
               + " on the "
@@ -775,6 +773,11 @@ public final class TaskQueue implements AbortableResource {
               + ticket
               + "; await it, or take another ticket");
     }
+  }
+
+  private boolean isOver(Ticket ticket) {
+    lookLocked(ticket);
+    return ticket.isOver();
   }
 
   /** A place for the ticket of the next task. */
@@ -859,17 +862,30 @@ public final class TaskQueue implements AbortableResource {
    *     being captured
    */
   public void launch(CudaStream stream) {
-    communicator.begin(LAUNCH, stream);
+    beginLaunch(LAUNCH, stream);
     try {
-      synchronized (lock) {
-        checkLaunch(LAUNCH, stream);
-        while (launched < appended) {
-          launchBatch(stream);
-        }
+      for (int n = fillBatch(); n > 0; n = fillBatch()) {
+        launchBatch(n, stream);
       }
     } finally {
-      communicator.end();
+      endLaunch();
     }
+  }
+
+  private void beginLaunch(String operation, CudaStream stream) {
+    communicator.begin(operation, stream);
+    launching.lock();
+    try {
+      checkLaunch(operation, stream);
+    } catch (RuntimeException e) {
+      endLaunch();
+      throw e;
+    }
+  }
+
+  private void endLaunch() {
+    launching.unlock();
+    communicator.end();
   }
 
   private void checkLaunch(String operation, CudaStream stream) {
@@ -886,24 +902,34 @@ public final class TaskQueue implements AbortableResource {
     comm.checkBeforeTasks(operation);
   }
 
-  private void launchBatch(CudaStream stream) {
-    int first = slotOf(launched);
-    int n = (int) Math.min(appended - launched, ShimH.NCCLFFM_MAX_BATCH());
-    n = Math.min(n, MOST_ON_THE_WAY - first);
-    long at = ticketsAt + first * ncclFfmTicket.sizeof();
-    for (int i = 0; i < n; i++) {
-      pinned.set(JAVA_INT, at + i * ncclFfmTicket.sizeof() + ncclFfmTicket.ready$offset(), 0);
+  /** The next tasks to be handed over, at most as many as a launch takes; how many. */
+  private int fillBatch() {
+    synchronized (lock) {
+      int first = slotOf(launched);
+      int n = (int) Math.min(appended - launched, ShimH.NCCLFFM_MAX_BATCH());
+      n = Math.min(n, MOST_ON_THE_WAY - first);
+      long at = ticketsAt + first * ncclFfmTicket.sizeof();
+      for (int i = 0; i < n; i++) {
+        pinned.set(JAVA_INT, at + i * ncclFfmTicket.sizeof() + ncclFfmTicket.ready$offset(), 0);
+      }
+      ncclFfmTaskBatch.nTasks(batch, n);
+      batch.set(JAVA_LONG, ncclFfmTaskBatch.tickets$offset(), pinnedAtDevice + at);
+      long bytes = ncclFfmTask.sizeof();
+      MemorySegment.copy(tasks, first * bytes, batch, ncclFfmTaskBatch.tasks$offset(), n * bytes);
+      return n;
     }
-    ncclFfmTaskBatch.nTasks(batch, n);
-    batch.set(JAVA_LONG, ncclFfmTaskBatch.tickets$offset(), pinnedAtDevice + at);
-    long bytes = ncclFfmTask.sizeof();
-    MemorySegment.copy(tasks, first * bytes, batch, ncclFfmTaskBatch.tasks$offset(), n * bytes);
+  }
+
+  private void launchBatch(int n, CudaStream stream) {
     int rc = ShimH.ncclFfmTaskAppendOnStream(struct, batch, stream.handle());
     DeviceCommunicator.checkShim(rc, LAUNCH);
-    launched += n;
-    if (TaskEvent.PROBE.isEnabled()) {
-      for (int i = 0; i < n; i++) {
-        record(first + i, stream);
+    synchronized (lock) {
+      int first = slotOf(launched);
+      launched += n;
+      if (TaskEvent.PROBE.isEnabled()) {
+        for (int i = 0; i < n; i++) {
+          record(first + i, stream);
+        }
       }
     }
     countProducer();
@@ -952,8 +978,9 @@ public final class TaskQueue implements AbortableResource {
    * it is not running. The order is that of ncclFfmTaskControl.
    */
   private void countProducer() {
-    producers++;
-    INT.setRelease(pinned, controlAt + ncclFfmTaskControl.producers$offset(), producers);
+    int counted = producers + 1;
+    producers = counted;
+    INT.setRelease(pinned, controlAt + ncclFfmTaskControl.producers$offset(), counted);
     VarHandle.fullFence();
     if (schedulerState() != ShimH.ncclFfmSchedulerRunning()) {
       startScheduler(config.mode().value);
@@ -972,17 +999,21 @@ public final class TaskQueue implements AbortableResource {
       INT.setRelease(pinned, stateAt, ShimH.ncclFfmSchedulerStopped());
       DeviceCommunicator.checkShim(rc, "ncclFfmLaunchScheduler");
     }
-    schedulerLaunches++;
+    schedulerLaunches = schedulerLaunches + 1;
   }
 
   /** A scheduler that drains may have ended before a producer came to its tasks. */
   private void keepDraining() {
-    if (config.mode() == TaskQueueConfig.Mode.DRAIN
-        && !closed
-        && !aborted
-        && schedulerState() == ShimH.ncclFfmSchedulerStopped()) {
-      communicator.device().makeCurrent();
-      startScheduler(config.mode().value);
+    if (config.mode() != TaskQueueConfig.Mode.DRAIN || !launching.tryLock()) {
+      return; // who launches starts it
+    }
+    try {
+      if (!closing && !aborted && schedulerState() == ShimH.ncclFfmSchedulerStopped()) {
+        communicator.device().makeCurrent();
+        startScheduler(config.mode().value);
+      }
+    } finally {
+      launching.unlock();
     }
   }
 
@@ -1000,16 +1031,13 @@ public final class TaskQueue implements AbortableResource {
    */
   public void producerLaunched(CudaStream stream) {
     String operation = "ncclFfmTaskProducerEnd";
-    communicator.begin(operation, stream);
+    beginLaunch(operation, stream);
     try {
-      synchronized (lock) {
-        checkLaunch(operation, stream);
-        int rc = ShimH.ncclFfmTaskProducerEnd(struct, stream.handle());
-        DeviceCommunicator.checkShim(rc, operation);
-        countProducer();
-      }
+      int rc = ShimH.ncclFfmTaskProducerEnd(struct, stream.handle());
+      DeviceCommunicator.checkShim(rc, operation);
+      countProducer();
     } finally {
-      communicator.end();
+      endLaunch();
     }
   }
 
@@ -1025,24 +1053,22 @@ public final class TaskQueue implements AbortableResource {
    */
   public ProducerRun buckets(TaskSymbol symbol, TaskBuckets work, CudaStream stream) {
     comm.checkBuffer(BUCKETS, work.x());
-    communicator.begin(BUCKETS, stream);
+    beginLaunch(BUCKETS, stream);
     try {
-      synchronized (lock) {
-        ProducerRun run = takeRun(BUCKETS, work.buckets(), work.blocks(), false, stream);
-        ncclFfmTaskBuckets.buff(buckets, work.x().address(BUCKETS, work.offset(), work.count()));
-        ncclFfmTaskBuckets.count(buckets, work.count());
-        ncclFfmTaskBuckets.bucketCount(buckets, work.bucketCount());
-        ncclFfmTaskBuckets.a(buckets, work.a());
-        ncclFfmTaskBuckets.b(buckets, work.b());
-        ncclFfmTaskBuckets.symbol(buckets, symbol.hash());
-        ncclFfmTaskBuckets.blocks(buckets, work.blocks());
-        ncclFfmTaskBuckets.first(buckets, atDevice(runAt(run)));
-        int rc = ShimH.ncclFfmTaskAppendBuckets(struct, buckets, stream.handle());
-        started(run, rc, symbol, work.count(), stream);
-        return run;
-      }
+      ProducerRun run = takeRun(BUCKETS, work.buckets(), work.blocks(), false);
+      ncclFfmTaskBuckets.buff(buckets, work.x().address(BUCKETS, work.offset(), work.count()));
+      ncclFfmTaskBuckets.count(buckets, work.count());
+      ncclFfmTaskBuckets.bucketCount(buckets, work.bucketCount());
+      ncclFfmTaskBuckets.a(buckets, work.a());
+      ncclFfmTaskBuckets.b(buckets, work.b());
+      ncclFfmTaskBuckets.symbol(buckets, symbol.hash());
+      ncclFfmTaskBuckets.blocks(buckets, work.blocks());
+      ncclFfmTaskBuckets.first(buckets, atDevice(runAt(run)));
+      int rc = ShimH.ncclFfmTaskAppendBuckets(struct, buckets, stream.handle());
+      started(run, rc, symbol, work.count(), stream);
+      return run;
     } finally {
-      communicator.end();
+      endLaunch();
     }
   }
 
@@ -1057,29 +1083,27 @@ public final class TaskQueue implements AbortableResource {
     long count = work.in().count();
     long n =
         work.parts() == TaskOverlap.Parts.COMPUTE ? 0 : (long) work.iterations() * work.blocks();
-    communicator.begin(OVERLAP, stream);
+    beginLaunch(OVERLAP, stream);
     try {
-      synchronized (lock) {
-        ProducerRun run = takeRun(OVERLAP, n, work.blocks(), true, stream);
-        ncclFfmTaskOverlap.in(overlap, work.in().address(OVERLAP, 0, count));
-        ncclFfmTaskOverlap.out(overlap, work.out().address(OVERLAP, 0, count));
-        ncclFfmTaskOverlap.work(overlap, work.work().address(OVERLAP, 0, 4 * count));
-        ncclFfmTaskOverlap.count(overlap, count);
-        ncclFfmTaskOverlap.iterations(overlap, work.iterations());
-        ncclFfmTaskOverlap.rounds(overlap, work.rounds());
-        ncclFfmTaskOverlap.a(overlap, work.a());
-        ncclFfmTaskOverlap.b(overlap, work.b());
-        ncclFfmTaskOverlap.symbol(overlap, symbol.hash());
-        ncclFfmTaskOverlap.blocks(overlap, work.blocks());
-        ncclFfmTaskOverlap.parts(overlap, work.parts().value());
-        ncclFfmTaskOverlap.first(overlap, atDevice(runAt(run)));
-        ncclFfmTaskOverlap.results(overlap, atDevice(resultsAt(run)));
-        int rc = ShimH.ncclFfmTaskIterate(struct, overlap, stream.handle());
-        started(run, rc, symbol, count, stream);
-        return run;
-      }
+      ProducerRun run = takeRun(OVERLAP, n, work.blocks(), true);
+      ncclFfmTaskOverlap.in(overlap, work.in().address(OVERLAP, 0, count));
+      ncclFfmTaskOverlap.out(overlap, work.out().address(OVERLAP, 0, count));
+      ncclFfmTaskOverlap.work(overlap, work.work().address(OVERLAP, 0, 4 * count));
+      ncclFfmTaskOverlap.count(overlap, count);
+      ncclFfmTaskOverlap.iterations(overlap, work.iterations());
+      ncclFfmTaskOverlap.rounds(overlap, work.rounds());
+      ncclFfmTaskOverlap.a(overlap, work.a());
+      ncclFfmTaskOverlap.b(overlap, work.b());
+      ncclFfmTaskOverlap.symbol(overlap, symbol.hash());
+      ncclFfmTaskOverlap.blocks(overlap, work.blocks());
+      ncclFfmTaskOverlap.parts(overlap, work.parts().value());
+      ncclFfmTaskOverlap.first(overlap, atDevice(runAt(run)));
+      ncclFfmTaskOverlap.results(overlap, atDevice(resultsAt(run)));
+      int rc = ShimH.ncclFfmTaskIterate(struct, overlap, stream.handle());
+      started(run, rc, symbol, count, stream);
+      return run;
     } finally {
-      communicator.end();
+      endLaunch();
     }
   }
 
@@ -1112,16 +1136,16 @@ public final class TaskQueue implements AbortableResource {
     return runAt(run) + lanes * ncclFfmTicket.sizeof();
   }
 
-  private ProducerRun takeRun(
-      String operation, long n, int blocks, boolean hasResults, CudaStream stream) {
-    checkLaunch(operation, stream);
-    for (int l = 0; l < lanes; l++) {
-      throwIfFailed(l);
-    }
-    for (int place = 0; place < MOST_RUNS; place++) {
-      @Nullable ProducerRun last = runs[place];
-      if (last == null || hasEnded(last)) {
-        return new ProducerRun(this, operation, place, n, blocks, hasResults);
+  private ProducerRun takeRun(String operation, long n, int blocks, boolean hasResults) {
+    synchronized (lock) {
+      for (int l = 0; l < lanes; l++) {
+        throwIfFailed(l);
+      }
+      for (int place = 0; place < MOST_RUNS; place++) {
+        @Nullable ProducerRun last = runs[place];
+        if (last == null || hasEnded(last)) {
+          return new ProducerRun(this, operation, place, n, blocks, hasResults);
+        }
       }
     }
     throw new IllegalStateException(
@@ -1133,14 +1157,13 @@ public final class TaskQueue implements AbortableResource {
             + " kernels that append tasks are unfinished; await one of them");
   }
 
-  /** After its launch, which may have failed half-way: what was launched says its end. */
   private void started(ProducerRun run, int rc, TaskSymbol symbol, long count, CudaStream stream) {
-    if (rc != INVALID_ARGUMENT) {
-      countProducer();
-    }
     DeviceCommunicator.checkShim(rc, run.operation);
-    runs[run.place] = run;
+    countProducer();
     runEnds[run.place].record(stream);
+    synchronized (lock) {
+      runs[run.place] = run;
+    }
     if (TaskEvent.PROBE.isEnabled()) {
       emit(symbol, run.operation, count * Float.BYTES, DataType.FLOAT32, ReduceOp.SUM, -1, stream);
     }
@@ -1177,39 +1200,43 @@ public final class TaskQueue implements AbortableResource {
 
   boolean look(ProducerRun run) {
     synchronized (lock) {
+      lookLocked(run);
       if (run.isOver()) {
         return true;
       }
-      if (!hasEnded(run)) {
-        if (closed) {
-          run.failure = ofResult(REMOTE_ERROR, 0);
-          return true;
-        }
-        keepDraining();
-        return false;
-      }
-      boolean all = true;
-      for (int l = 0; l < lanes; l++) {
-        // The failure first: what was done before it is done.
-        @Nullable TaskQueueException failed = failureOf(l);
-        if (progressOf(l) - run.ends[l] >= 0 && run.result == 0) {
-          continue;
-        }
-        all = false;
-        if (failed != null) {
-          run.failure = run.result == QUEUE_FULL ? fullRing(run, failed) : failed;
-          return true;
-        }
-      }
-      run.done = all;
-      if (isWithoutRecord(run.result, run.endedAt)) {
-        run.failure = ofResult(run.result, 0);
-      } else if (!all && closed) {
+    }
+    keepDraining();
+    return false;
+  }
+
+  private void lookLocked(ProducerRun run) {
+    if (run.isOver()) {
+      return;
+    }
+    if (!hasEnded(run)) {
+      if (closed) {
         run.failure = ofResult(REMOTE_ERROR, 0);
-      } else if (!all) {
-        keepDraining();
       }
-      return run.isOver();
+      return;
+    }
+    boolean all = true;
+    for (int l = 0; l < lanes; l++) {
+      // The failure first: what was done before it is done.
+      @Nullable TaskQueueException failed = failureOf(l);
+      if (progressOf(l) - run.ends[l] >= 0 && run.result == 0) {
+        continue;
+      }
+      all = false;
+      if (failed != null) {
+        run.failure = run.result == QUEUE_FULL ? fullRing(run, failed) : failed;
+        return;
+      }
+    }
+    run.done = all;
+    if (isWithoutRecord(run.result, run.endedAt)) {
+      run.failure = ofResult(run.result, 0);
+    } else if (!all && closed) {
+      run.failure = ofResult(REMOTE_ERROR, 0);
     }
   }
 
@@ -1232,40 +1259,48 @@ public final class TaskQueue implements AbortableResource {
 
   boolean look(Ticket ticket) {
     synchronized (lock) {
+      lookLocked(ticket);
       if (ticket.isOver()) {
         return true;
       }
-      if (ticket.position < 0) {
-        throw new IllegalStateException(
-            "a ticket of the " + this + ": no task was appended with it");
+      if (ticket.position >= launched) {
+        return false;
       }
-      // The failure first: what was done before it is done.
-      @Nullable TaskQueueException failed = failureOf(ticket.lane);
-      boolean answer = ticket.answered || !closed && readAnswer(ticket);
-      if (ticket.failure != null) {
-        return true; // it found no room
+    }
+    keepDraining();
+    return false;
+  }
+
+  private void lookLocked(Ticket ticket) {
+    if (ticket.isOver()) {
+      return;
+    }
+    if (ticket.position < 0) {
+      throw new IllegalStateException("a ticket of the " + this + ": no task was appended with it");
+    }
+    // The failure first: what was done before it is done.
+    @Nullable TaskQueueException failed = failureOf(ticket.lane);
+    boolean answer = ticket.answered || !closed && readAnswer(ticket);
+    if (ticket.failure != null) {
+      return; // it found no room
+    }
+    if (answer && ticket.result == 0) {
+      if (progressOf(ticket.lane) - ticket.sequence > 0) {
+        ticket.done = true;
+        return;
       }
-      if (answer && ticket.result == 0) {
-        if (progressOf(ticket.lane) - ticket.sequence > 0) {
-          ticket.done = true;
-          return true;
-        }
-        // What came before the task that failed is done; the word that says so is on its way.
-        @Nullable TaskRecord at = failed == null ? null : failed.task();
-        if (at != null && (int) at.sequence() - ticket.sequence > 0 && !closed) {
-          return false;
-        }
+      // What came before the task that failed is done; the word that says so is on its way.
+      @Nullable TaskRecord at = failed == null ? null : failed.task();
+      if (at != null && (int) at.sequence() - ticket.sequence > 0 && !closed) {
+        return;
       }
-      if (failed != null) {
-        ticket.failure = failed;
-      } else if (isWithoutRecord(ticket.result, ticket.answeredAt)) {
-        ticket.failure = ofResult(ticket.result, ticket.lane);
-      } else if (closed) {
-        ticket.failure = ofResult(REMOTE_ERROR, ticket.lane);
-      } else if (ticket.position < launched) {
-        keepDraining();
-      }
-      return ticket.isOver();
+    }
+    if (failed != null) {
+      ticket.failure = failed;
+    } else if (isWithoutRecord(ticket.result, ticket.answeredAt)) {
+      ticket.failure = ofResult(ticket.result, ticket.lane);
+    } else if (closed) {
+      ticket.failure = ofResult(REMOTE_ERROR, ticket.lane);
     }
   }
 
@@ -1387,8 +1422,9 @@ public final class TaskQueue implements AbortableResource {
       synchronized (lock) {
         checkOpen("snapshot");
       }
-      copyImage();
-      copyOldest();
+      long deadline = Backoff.deadline(COPY_TIMEOUT);
+      copyImage(SNAPSHOT, deadline);
+      copyOldest(SNAPSHOT, deadline);
       synchronized (lock) {
         List<TaskQueueSnapshot.Lane> all = new ArrayList<>();
         for (int l = 0; l < lanes; l++) {
@@ -1397,7 +1433,7 @@ public final class TaskQueue implements AbortableResource {
         return new TaskQueueSnapshot(
             TaskQueueSnapshot.Scheduler.values()[schedulerState()],
             schedulerLaunches,
-            producers - finishedInImage(),
+            Math.max(0, producers - finishedInImage()),
             List.copyOf(all));
       }
     }
@@ -1420,19 +1456,25 @@ public final class TaskQueue implements AbortableResource {
   }
 
   /** Copies what the lanes share, and the lanes. Under the lock of the image. */
-  private void copyImage() {
+  private void copyImage(String what, long deadline) {
     communicator.device().makeCurrent();
     memory.copyTo(pinned.asSlice(imageAt, imageBytes()), 0, comm.ownStream());
-    comm.ownStream().synchronize(COPY_TIMEOUT);
+    awaitCopy(what, deadline);
   }
 
-  private void copyOldest() {
+  private void awaitCopy(String what, long deadline) {
+    for (int round = 0; !comm.ownStream().isDone(); round++) {
+      Backoff.pause(round, deadline, what, this);
+    }
+  }
+
+  private void copyOldest(String what, long deadline) {
     for (int l = 0; l < lanes; l++) {
       int place = ncclFfmTaskLane.done(laneInImage(l)) & config.depth() - 1;
       long at = imageBytes() + ((long) l * config.depth() + place) * ncclFfmTask.sizeof();
       memory.copyTo(pinned.asSlice(oldestAt(l), ncclFfmTask.sizeof()), at, comm.ownStream());
     }
-    comm.ownStream().synchronize(COPY_TIMEOUT);
+    awaitCopy(what, deadline);
   }
 
   private long oldestAt(int lane) {
@@ -1464,8 +1506,8 @@ public final class TaskQueue implements AbortableResource {
   }
 
   private void drain(long deadline) {
-    for (int round = 0; !isDrained(); round++) {
-      Backoff.pause(round, deadline, "stop of the ", this);
+    for (int round = 0; !isDrained(deadline); round++) {
+      Backoff.pause(round, deadline, STOP, this);
     }
     long stopAt = controlAt + ncclFfmTaskControl.stop$offset();
     INT.setRelease(pinned, stopAt, 1);
@@ -1483,24 +1525,34 @@ public final class TaskQueue implements AbortableResource {
   }
 
   /** Whether nothing is to be done any more; if something is, the scheduler is kept running. */
-  private boolean isDrained() {
+  private boolean isDrained(long deadline) {
+    boolean allFailed = true;
+    boolean quiet;
     synchronized (imageLock) {
-      copyImage();
-      synchronized (lock) {
-        boolean allFailed = true;
-        boolean quiet = finishedInImage() == producers;
-        for (int l = 0; l < lanes; l++) {
-          MemorySegment lane = laneInImage(l);
-          boolean failed = ncclFfmTaskLane.failed(lane) != 0;
-          allFailed &= failed;
-          quiet &= failed || ncclFfmTaskLane.done(lane) - ncclFfmTaskLane.launched(lane) >= 0;
-        }
-        if (!quiet && !allFailed && schedulerState() == ShimH.ncclFfmSchedulerStopped()) {
-          startScheduler(config.mode().value);
-        }
-        return quiet;
+      copyImage(STOP, deadline);
+      quiet = haveProducersEnded();
+      for (int l = 0; l < lanes; l++) {
+        MemorySegment lane = laneInImage(l);
+        boolean failed = ncclFfmTaskLane.failed(lane) != 0;
+        allFailed &= failed;
+        quiet &= failed || ncclFfmTaskLane.done(lane) - ncclFfmTaskLane.launched(lane) >= 0;
       }
     }
+    if (!quiet && !allFailed && launching.tryLock()) {
+      try {
+        if (!closed && schedulerState() == ShimH.ncclFfmSchedulerStopped()) {
+          startScheduler(config.mode().value);
+        }
+      } finally {
+        launching.unlock();
+      }
+    }
+    return quiet;
+  }
+
+  /** Under the lock of the image, which says so. */
+  private boolean haveProducersEnded() {
+    return finishedInImage() - producers >= 0;
   }
 
   /**
@@ -1511,7 +1563,7 @@ public final class TaskQueue implements AbortableResource {
    */
   @Override
   public void abort() {
-    synchronized (lock) {
+    synchronized (endLock) {
       if (closed || aborted) {
         return;
       }
@@ -1529,11 +1581,14 @@ public final class TaskQueue implements AbortableResource {
    */
   @Override
   public void close() {
-    synchronized (lock) {
-      if (closed || closing) {
+    launching.lock(); // what is being launched is seen by the end
+    try {
+      if (closing) {
         return;
       }
       closing = true;
+    } finally {
+      launching.unlock();
     }
     boolean ended = communicator.device().isLost() || end();
     synchronized (imageLock) {
@@ -1545,7 +1600,9 @@ public final class TaskQueue implements AbortableResource {
           }
         }
         keepOutcomes();
-        closed = true;
+        synchronized (endLock) {
+          closed = true;
+        }
       }
     }
     comm.setQueue(null);
@@ -1608,8 +1665,12 @@ public final class TaskQueue implements AbortableResource {
     try {
       long deadline = Backoff.deadline(ABORT_TIMEOUT);
       awaitScheduler(deadline);
-      for (int round = 0; !haveProducersEnded(); round++) {
-        Backoff.pause(round, deadline, "producers of the ", this);
+      synchronized (imageLock) {
+        copyImage(PRODUCERS, deadline);
+        for (int round = 0; !haveProducersEnded(); round++) {
+          Backoff.pause(round, deadline, PRODUCERS, this);
+          copyImage(PRODUCERS, deadline);
+        }
       }
       return true;
     } catch (RuntimeException e) {
@@ -1623,15 +1684,6 @@ public final class TaskQueue implements AbortableResource {
     for (@Nullable ProducerRun run : runs.clone()) {
       for (int round = 0; run != null && !look(run); round++) {
         Backoff.pause(round, deadline, "wait for ", run);
-      }
-    }
-  }
-
-  private boolean haveProducersEnded() {
-    synchronized (imageLock) {
-      copyImage();
-      synchronized (lock) {
-        return finishedInImage() == producers;
       }
     }
   }

@@ -69,6 +69,9 @@ public final class TaskQueueException extends NcclException {
         if (peer < 0) {
           return at + "its channel is in use; a device communicator takes one queue at a time";
         }
+        if (task != null && task.equals(peerTask)) {
+          return at + "rank " + peer + " refused its arguments; see its exception";
+        }
         return at
             + "rank "
             + peer
@@ -136,7 +139,7 @@ public final class TaskQueueException extends NcclException {
 
   /**
    * What the peer came to instead; null if it is not known, as of sends and receives, or if both
-   * agreed.
+   * agreed. The same as {@link #task} if the peer refused its arguments.
    */
   public @Nullable TaskRecord peerTask() {
     return peerTask;

@@ -644,6 +644,35 @@ public final class LsaWindow implements AutoCloseable {
     return ByteBuffer.allocate(LINE).putLong(STAMP).putLong(token).putInt(rank).array();
   }
 
+  /** Bytes of a record of {@link #meet}. */
+  public static final int MOST_OF_RECORD = Exchange.RECORD;
+
+  /**
+   * Tells every rank of the communicator a record of this one, and returns when all have come: on
+   * the host where they are threads of one process, by NCCL between processes. For what ranks agree
+   * on before their kernels meet: a rank that waited in a kernel instead would keep another one on
+   * the same device from allocating. Collective, on windows that were made together.
+   *
+   * @param step what the rank is doing ("makes a queue"), the same on all
+   * @param record at most {@link #MOST_OF_RECORD} bytes
+   * @return a record of {@link #MOST_OF_RECORD} bytes of each rank, filled up with 0
+   * @throws IllegalArgumentException if the record is too long
+   * @throws IllegalStateException in a group, or if the window or its communicator is closed
+   * @throws LsaException on every rank, if they are not in the same step, or one has given up
+   * @throws io.ncclffm.core.DeadlineException if a rank does not come within a minute
+   */
+  public byte[][] meet(String step, byte[] record) {
+    if (record.length > MOST_OF_RECORD) {
+      throw new IllegalArgumentException(
+          step + ": a record of " + record.length + " bytes: at most " + MOST_OF_RECORD);
+    }
+    if (closed.get()) {
+      throw new IllegalStateException(step + ": the " + this + " is closed");
+    }
+    checkReady(communicator);
+    return Exchange.alone(communicator, step, () -> exchange.allGather(step, record));
+  }
+
   /**
    * Unmaps and frees. Collective where the communicator is ready, and in the same order on every
    * rank.
