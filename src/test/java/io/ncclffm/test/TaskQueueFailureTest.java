@@ -550,7 +550,7 @@ class TaskQueueFailureTest {
                   () -> {
                     try {
                       await(barrier);
-                      awaitInside(launcher[0], "launchBatch");
+                      awaitInside(launcher[0], "ncclFfmTaskAppendOnStream");
                       long start = System.nanoTime();
                       Ticket ticket = queue[0].ticket();
                       assertNull(queue[0].failure(0));
@@ -558,7 +558,9 @@ class TaskQueueFailureTest {
                       queue[0].abort();
                       assertNotNull(queue[0].failure(0));
                       long took = System.nanoTime() - start;
-                      assertTrue(isInside(launcher[0], "launchBatch"), "it took " + took + " ns");
+                      assertTrue(
+                          isInside(launcher[0], "ncclFfmTaskAppendOnStream"),
+                          "it took " + took + " ns");
                     } catch (Exception e) {
                       throw new AssertionError(e);
                     } finally {
