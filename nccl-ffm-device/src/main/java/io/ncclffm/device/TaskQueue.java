@@ -71,6 +71,11 @@ import org.jspecify.annotations.Nullable;
  * channels: make another one for those. A stream that launches tasks must not be captured into a
  * graph.
  *
+ * <p>Where ranks are threads of one process and share a GPU, a call that waits for the whole device
+ * ({@code cudaFree}, {@code cudaDeviceSynchronize}, a first module load) between one rank's launch
+ * and another's stands until the deadline, because the first rank's scheduler waits for the
+ * second's. With {@link TaskQueueConfig.Builder#idle} after the last task, it goes on.
+ *
  * <p>A lane fails by itself, for good; the others go on. Creating is collective; the device
  * communicator closes the queue, as its communicator does, and aborts it. Threads: one at a time;
  * {@link #abort} and tickets from any. Appending, launching and looking at a ticket allocate
@@ -1027,7 +1032,8 @@ public final class TaskQueue implements AbortableResource {
    *
    * <p>A kernel of your own that shares the GPU with those of other ranks must have been launched
    * once, with nothing to do, before any rank uses the queue: a first launch may wait for the
-   * device.
+   * device. If it waits for its tasks, it leaves room for the scheduler, which is launched after
+   * it: a processor for each of the lanes times blocks of every rank on the GPU.
    */
   public void producerLaunched(CudaStream stream) {
     String operation = "ncclFfmTaskProducerEnd";
