@@ -243,22 +243,16 @@ typedef struct ncclFfmTaskShared {
   uint32_t reserved[28];
 } ncclFfmTaskShared;
 
-/* What the scheduler of a queue is doing. */
-typedef enum ncclFfmSchedulerState {
-  ncclFfmSchedulerStopped = 0,
-  ncclFfmSchedulerRunning = 1,
-  ncclFfmSchedulerStopping = 2 /* it has announced its end, and takes a last look: it will be one of the others */
-} ncclFfmSchedulerState;
-
 /* Between the host and the scheduler, in host-mapped memory. Zeroed at creation.
  *
  * To have work done that a producer hands in, the host launches the producer, raises producers, and then, after a full
- * fence, looks at state: unless it is Running, it stores Running and launches the scheduler again. The scheduler, which
- * has nothing to do, stores Stopping, and looks for work and producers once more before it stores Stopped; so one of
- * the two sees the other. (Raising producers first is as safe, but keeps the scheduler up while the launch of the
+ * fence, looks at state. Of the n schedulers that it has launched, the last one sees the work as long as state is
+ * before 2n - 1 on the circle; otherwise that one has announced its end, or ended, and the host launches another. A
+ * scheduler that has nothing to do announces its end, and looks for work and producers once more before it ends; so one
+ * of the two sees the other. (Raising producers first is as safe, but keeps the scheduler up while the launch of the
  * producer may be waiting for the device to go idle.) */
 typedef struct ncclFfmTaskControl {
-  uint32_t state;     /* an ncclFfmSchedulerState; see above */
+  uint32_t state;     /* the schedulers' alone: 2 for each that has ended, and 1 while the next has announced its end */
   uint32_t stop;      /* the host stores non-zero: the scheduler runs what is launched, and ends */
   uint32_t producers; /* that the host has launched; each ends with ncclFfmTaskProducerEnd or as its function says */
   uint32_t reserved[29];
@@ -418,8 +412,7 @@ NCCLFFM_API int ncclFfmTaskQueueInit(ncclFfmTaskQueue *queue, void *memory, unsi
 
 /* Launches the scheduler: nLanes * blocksPerLane blocks, which run the launched tasks of every lane in their order, on
  * the channels from 0 on. All of them, and the blocks of the other ranks that share the GPU, must fit side by side.
- * control->state is Running (the caller stores it). Launches of one queue are on one stream. mode: an
- * ncclFfmSchedulerMode. */
+ * Launches of one queue are on one stream. mode: an ncclFfmSchedulerMode. */
 NCCLFFM_API int ncclFfmLaunchScheduler(const ncclFfmDevComm *comm, const ncclFfmTaskQueue *queue, unsigned int mode,
                                        void *stream);
 

@@ -50,7 +50,6 @@ class StreamQueue {
   }
 
   void launchScheduler(unsigned mode) {
-    __atomic_store_n(&control.state, ncclFfmSchedulerRunning, __ATOMIC_RELAXED);
     shim(ncclFfmLaunchScheduler(&comm_, &queue, mode, scheduler), "ncclFfmLaunchScheduler");
     ++launches;
   }
@@ -59,8 +58,11 @@ class StreamQueue {
   void launched(unsigned mode = ncclFfmSchedulerPersistent) {
     __atomic_fetch_add(&control.producers, 1, __ATOMIC_SEQ_CST);
     fenceBothWaysSys();
-    if (__atomic_load_n(&control.state, __ATOMIC_ACQUIRE) != ncclFfmSchedulerRunning) launchScheduler(mode);
+    if (isAtOrBeyond(said(), 2 * launches - 1)) launchScheduler(mode);
   }
+
+  /// What the schedulers say; see ncclFfmTaskControl.
+  uint32_t said() { return __atomic_load_n(&control.state, __ATOMIC_ACQUIRE); }
 
   void synchronize() {
     cuda(cudaStreamSynchronize(producers), "cudaStreamSynchronize");
@@ -73,7 +75,7 @@ class StreamQueue {
   std::vector<uint32_t> progress;
   std::vector<Ticket> first;
   cudaStream_t scheduler = nullptr, producers = nullptr;
-  int launches = 0;
+  uint32_t launches = 0;
 
  private:
   const DevComm &comm_;
@@ -161,9 +163,7 @@ void batchesAreRunWhetherTheSchedulerHasEndedOrNot(unsigned mode, uint32_t nLane
         const uint64_t deadline = nowNs() + timeoutNs();
         while (!isAtOrBeyond(__atomic_load_n(&queue.progress[ticket.lane], __ATOMIC_ACQUIRE), ticket.sequence + 1) &&
                nowNs() < deadline && failures.load() == 0) {
-          if (__atomic_load_n(&queue.control.state, __ATOMIC_ACQUIRE) == ncclFfmSchedulerStopped) {
-            queue.launchScheduler(mode);
-          }
+          if (queue.said() == 2 * queue.launches) queue.launchScheduler(mode);
           std::this_thread::yield();
         }
         check(nowNs() < deadline, "round %d, rank %d: a task was not done in time", round, r);

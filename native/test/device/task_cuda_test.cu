@@ -131,8 +131,7 @@ class Queue {
   void launched(unsigned mode = ncclFfmSchedulerPersistent) {
     __atomic_fetch_add(&control->producers, 1, __ATOMIC_SEQ_CST);
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    if (__atomic_load_n(&control->state, __ATOMIC_ACQUIRE) == ncclFfmSchedulerRunning) return;
-    __atomic_store_n(&control->state, ncclFfmSchedulerRunning, __ATOMIC_RELAXED);
+    if (!isAtOrBeyond(__atomic_load_n(&control->state, __ATOMIC_ACQUIRE), 2 * launches - 1)) return;
     SHIM(ncclFfmLaunchScheduler(&rank_.comm, &queue, mode, rank_.stream));
     ++launches;
   }

@@ -300,7 +300,7 @@ void abortEndsEverything(uint32_t blocksPerLane) {
       check(queues[rank].status(lane).code == ncclRemoteError, "lane %u of rank %d after an abort: code %u", lane, rank,
             queues[rank].status(lane).code);
     }
-    check(queues[rank].schedulerState() == ncclFfmSchedulerStopped, "the scheduler of rank %d is not stopped", rank);
+    check(queues[rank].hasStopped(), "the scheduler of rank %d is not stopped", rank);
   }
 }
 
@@ -320,7 +320,7 @@ void stopRunsWhatIsLaunched() {
   queues.launchSchedulers(ncclFfmSchedulerPersistent);
   queues.stop();
   for (int rank = 0; rank < kRanks; ++rank) {
-    check(queues[rank].done(0) == kTasks - 2 && queues[rank].schedulerState() == ncclFfmSchedulerStopped,
+    check(queues[rank].done(0) == kTasks - 2 && queues[rank].hasStopped(),
           "a stopped scheduler of rank %d did %u tasks", rank, queues[rank].done(0));
   }
 }
@@ -357,7 +357,7 @@ void idleExitLosesNothing(int rounds) {
     while (ended.load() < i && failures.load() == 0) std::this_thread::yield();
     for (uint64_t wait = nowNs() + pick(h, 500000); nowNs() < wait;) {
     }
-    while (i % 64 == 0 && rank.schedulerState() != ncclFfmSchedulerStopped && failures.load() == 0) {
+    while (i % 64 == 0 && !rank.hasStopped() && failures.load() == 0) {
       std::this_thread::yield();
     }
   }
@@ -370,7 +370,7 @@ void idleExitLosesNothing(int rounds) {
     check(rank.launches > 1, "the scheduler never ended");
   }
   stallRarity = 64;
-  fprintf(stderr, "task_failure_test: %d launches of the scheduler in %d rounds\n", rank.launches, rounds);
+  fprintf(stderr, "task_failure_test: %u launches of the scheduler in %d rounds\n", rank.launches, rounds);
 }
 
 // The same with several ranks and lanes: a scheduler that ends must not leave a task begun on one lane and not on
@@ -424,8 +424,28 @@ void idleExitOfSeveralRanksAndLanes(int rounds) {
   over.store(true);
   producers.join();
   stallRarity = 64;
-  fprintf(stderr, "task_failure_test: %d launches of a scheduler in %d rounds of %d ranks\n", queues[0].launches,
+  fprintf(stderr, "task_failure_test: %u launches of a scheduler in %d rounds of %d ranks\n", queues[0].launches,
           rounds, kRanks);
+}
+
+// The host launches another scheduler while one is ending: the end of the first says nothing of the second.
+void schedulerThatEndsSpeaksForItself() {
+  World world(1, 2, 512, timeoutNs());
+  Queues queues(world, {2, 1, 4, 0, timeoutNs(), kForever});
+  Queue &rank = queues[0];
+  TaskShared *shared = rank.queue.shared;
+  check(rank.hasStopped() && !rank.hasScheduler(), "before the first scheduler");
+  rank.launches = 2;  // the first of which has announced its end
+  rank.queue.control->state = 1;
+  check(rank.hasScheduler(), "the second one sees what comes");
+  shared->left = 1;
+  leaveScheduler(rank.queue);
+  check(rank.hasScheduler() && !rank.hasStopped(), "the second one has not begun, and is said to have stopped");
+  rank.queue.control->state = 3;
+  check(!rank.hasScheduler() && !rank.hasStopped(), "the second one has announced its end");
+  shared->left = 1;
+  leaveScheduler(rank.queue);
+  check(!rank.hasScheduler() && rank.hasStopped(), "the second one has ended");
 }
 
 // A lane that comes late to an attempt to end, and finds that there has been another since.
@@ -437,7 +457,7 @@ void manyLanesEndTogether(int launches) {
   for (int i = 0; i < launches && failures.load() == 0; ++i) {
     queues[0].launchScheduler(i % 2 == 0 ? ncclFfmSchedulerDrain : ncclFfmSchedulerPersistent);
     queues[0].joinScheduler();
-    check(queues[0].schedulerState() == ncclFfmSchedulerStopped, "launch %d: not stopped", i);
+    check(queues[0].hasStopped(), "launch %d: not stopped", i);
   }
   stallRarity = 64;
 }
@@ -485,6 +505,7 @@ void failedLaneLeavesTheOthersTheirBuckets() {
 }
 
 void run() {
+  schedulerThatEndsSpeaksForItself();
   manyLanesEndTogether((expectFailure ? 0 : 600) / kSlowdown);
   idleExitOfSeveralRanksAndLanes((expectFailure ? 8000 : 3000) / kSlowdown);
   if (failures.load() != 0) return;

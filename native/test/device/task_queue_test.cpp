@@ -129,7 +129,7 @@ void run(const Config &config) {
       check(queues[rank].done(lane) == expected, "%s: rank %d, lane %u has done up to %u, not %u", where, rank, lane,
             queues[rank].done(lane), expected);
     }
-    check(queues[rank].schedulerState() == ncclFfmSchedulerStopped, "%s: the scheduler has not stopped", where);
+    check(queues[rank].hasStopped(), "%s: the scheduler has not stopped", where);
   }
 }
 

@@ -42,7 +42,6 @@ class Queue {
   /// Launches a scheduler, after the one before has ended: launches are on one stream. threads: of a block.
   void launchScheduler(ncclFfmSchedulerMode mode, uint32_t threads = 1) {
     joinScheduler();
-    __atomic_store_n(&control_.state, ncclFfmSchedulerRunning, __ATOMIC_RELAXED);
     ++launches;
     const uint32_t blocks = queue.nLanes * queue.blocksPerLane;
     groups_.clear();
@@ -75,11 +74,11 @@ class Queue {
   void producerLaunched() { __atomic_fetch_add(&control_.producers, 1, __ATOMIC_SEQ_CST); }
   void ensureRunning() {
     fenceBothWaysSys();
-    if (__atomic_load_n(&control_.state, __ATOMIC_ACQUIRE) != ncclFfmSchedulerRunning) {
-      launchScheduler(ncclFfmSchedulerPersistent);
-    }
+    if (!hasScheduler()) launchScheduler(ncclFfmSchedulerPersistent);
   }
-  uint32_t schedulerState() { return __atomic_load_n(&control_.state, __ATOMIC_ACQUIRE); }
+  /// Whether the last one that was launched sees what comes, and has not ended.
+  bool hasScheduler() { return static_cast<int32_t>(said() - (2 * launches - 1)) < 0; }
+  bool hasStopped() { return said() == 2 * launches; }
 
   void stop() { __atomic_store_n(&control_.stop, 1, __ATOMIC_RELAXED); }
   void abort() {
@@ -95,9 +94,11 @@ class Queue {
 
   TaskQueue queue = {};
   DevComm view = {};
-  int launches = 0;
+  uint32_t launches = 0;
 
  private:
+  uint32_t said() { return __atomic_load_n(&control_.state, __ATOMIC_ACQUIRE); }
+
   std::vector<TaskLane> lanes_;
   std::vector<Task> tasks_;
   std::vector<Status> status_;

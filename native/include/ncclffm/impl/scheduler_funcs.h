@@ -114,7 +114,8 @@ NCCLFFM_DEVICE_CALL bool endIfQuiet(const TaskQueue &queue, ncclFfmSchedulerMode
       mode == ncclFfmSchedulerDrain || loadRelaxedSys(&queue.control->stop) != 0 || haveAllFailed(queue);
   if (!atOnce && (now - state->quietNs < queue.idleNs || hasProducers(queue))) return false;
   NCCLFFM_STALL();
-  storeRelaxedSys(&queue.control->state, ncclFfmSchedulerStopping);
+  const uint32_t said = loadRelaxedSys(&queue.control->state);
+  storeRelaxedSys(&queue.control->state, said + 1);
   fenceBothWaysSys();
   NCCLFFM_STALL();
   const uint32_t attempt = (state->closing + 1) & 0x7fffffffu;
@@ -125,7 +126,7 @@ NCCLFFM_DEVICE_CALL bool endIfQuiet(const TaskQueue &queue, ncclFfmSchedulerMode
   const bool ends =
       parked && (!holds(Rule::kIdleRecheck) || ((atOnce || !hasProducers(queue)) && isQuiet(queue, &done)));
   if (!ends) {
-    storeRelaxedSys(&queue.control->state, ncclFfmSchedulerRunning);
+    storeRelaxedSys(&queue.control->state, said);
     state->quietNs = 0;
   }
   storeReleaseGpu(&queue.shared->verdict, attempt << 1 | (ends ? 1u : 0u));
@@ -406,7 +407,8 @@ NCCLFFM_DEVICE void leaveScheduler(const TaskQueue &queue) {
     storeRelaxedGpu(&lane.arrived, 0);  // a lane that failed may have left it half-way
     storeRelaxedGpu(&lane.go, loadAcquireGpu(&lane.go) & ~kLeaveBit);
   }
-  storeReleaseSys(&queue.control->state, ncclFfmSchedulerStopped);
+  // It had announced its end.
+  storeReleaseSys(&queue.control->state, loadRelaxedSys(&queue.control->state) + 1);
 }
 
 template <class Coop>

@@ -987,23 +987,34 @@ public final class TaskQueue implements AbortableResource {
     producers = counted;
     INT.setRelease(pinned, controlAt + ncclFfmTaskControl.producers$offset(), counted);
     VarHandle.fullFence();
-    if (schedulerState() != ShimH.ncclFfmSchedulerRunning()) {
+    if (saidOfTheLast() >= -1) { // it has announced its end, or ended
       startScheduler(config.mode().value);
     }
   }
 
-  private int schedulerState() {
-    return (int) INT.getAcquire(pinned, controlAt + ncclFfmTaskControl.state$offset());
+  /** What the schedulers say, less what the last of them says at its end. */
+  private int saidOfTheLast() {
+    int said = (int) INT.getAcquire(pinned, controlAt + ncclFfmTaskControl.state$offset());
+    return said - 2 * (int) schedulerLaunches;
+  }
+
+  private boolean hasStopped() {
+    return saidOfTheLast() == 0;
+  }
+
+  private TaskQueueSnapshot.Scheduler schedulerState() {
+    int said = saidOfTheLast();
+    if (said == 0) {
+      return TaskQueueSnapshot.Scheduler.STOPPED;
+    }
+    return said == -1
+        ? TaskQueueSnapshot.Scheduler.STOPPING
+        : TaskQueueSnapshot.Scheduler.RUNNING;
   }
 
   private void startScheduler(int mode) {
-    long stateAt = controlAt + ncclFfmTaskControl.state$offset();
-    INT.setRelease(pinned, stateAt, ShimH.ncclFfmSchedulerRunning());
     int rc = ShimH.ncclFfmLaunchScheduler(comm.pointer(), struct, mode, schedulerStream.handle());
-    if (rc != 0) {
-      INT.setRelease(pinned, stateAt, ShimH.ncclFfmSchedulerStopped());
-      DeviceCommunicator.checkShim(rc, "ncclFfmLaunchScheduler");
-    }
+    DeviceCommunicator.checkShim(rc, "ncclFfmLaunchScheduler");
     schedulerLaunches = schedulerLaunches + 1;
   }
 
@@ -1013,7 +1024,7 @@ public final class TaskQueue implements AbortableResource {
       return; // who launches starts it
     }
     try {
-      if (!closing && !aborted && schedulerState() == ShimH.ncclFfmSchedulerStopped()) {
+      if (!closing && !aborted && hasStopped()) {
         communicator.device().makeCurrent();
         startScheduler(config.mode().value);
       }
@@ -1437,7 +1448,7 @@ public final class TaskQueue implements AbortableResource {
           all.add(snapshotOf(l));
         }
         return new TaskQueueSnapshot(
-            TaskQueueSnapshot.Scheduler.values()[schedulerState()],
+            schedulerState(),
             schedulerLaunches,
             Math.max(0, producers - finishedInImage()),
             List.copyOf(all));
@@ -1546,7 +1557,7 @@ public final class TaskQueue implements AbortableResource {
     }
     if (!quiet && !allFailed && launching.tryLock()) {
       try {
-        if (!closed && schedulerState() == ShimH.ncclFfmSchedulerStopped()) {
+        if (!closed && hasStopped()) {
           startScheduler(config.mode().value);
         }
       } finally {

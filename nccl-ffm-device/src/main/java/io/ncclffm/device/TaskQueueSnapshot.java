@@ -15,7 +15,7 @@ import org.jspecify.annotations.Nullable;
  */
 public record TaskQueueSnapshot(
     Scheduler scheduler, long schedulerLaunches, int producers, List<Lane> lanes) {
-  /** State of the scheduler ({@code ncclFfmSchedulerState}). */
+  /** What the last scheduler that was launched is doing ({@code ncclFfmTaskControl}). */
   public enum Scheduler {
     STOPPED,
     RUNNING,

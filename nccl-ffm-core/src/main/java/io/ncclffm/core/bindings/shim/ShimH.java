@@ -283,33 +283,6 @@ public class ShimH extends ShimLayouts {
     public static int ncclFfmPathSameGpu() {
         return ncclFfmPathSameGpu;
     }
-    private static final int ncclFfmSchedulerStopped = (int)0L;
-    /**
-     * {@snippet lang=c :
-     * enum ncclFfmSchedulerState.ncclFfmSchedulerStopped = 0
-     * }
-     */
-    public static int ncclFfmSchedulerStopped() {
-        return ncclFfmSchedulerStopped;
-    }
-    private static final int ncclFfmSchedulerRunning = (int)1L;
-    /**
-     * {@snippet lang=c :
-     * enum ncclFfmSchedulerState.ncclFfmSchedulerRunning = 1
-     * }
-     */
-    public static int ncclFfmSchedulerRunning() {
-        return ncclFfmSchedulerRunning;
-    }
-    private static final int ncclFfmSchedulerStopping = (int)2L;
-    /**
-     * {@snippet lang=c :
-     * enum ncclFfmSchedulerState.ncclFfmSchedulerStopping = 2
-     * }
-     */
-    public static int ncclFfmSchedulerStopping() {
-        return ncclFfmSchedulerStopping;
-    }
     private static final int ncclFfmSchedulerPersistent = (int)0L;
     /**
      * {@snippet lang=c :
