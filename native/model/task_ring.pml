@@ -1,12 +1,12 @@
 /* The ring of one lane of a task queue (include/ncclffm/task_queue.h) and the life of its scheduler (scheduler.h): two
  * producers, one scheduler that ends when idle and is launched again by the host, a stop and, with -DABORT, an abort at
  * any time. Numbers wrap at 8, the ring has 2 places. What a producer writes is a step at a time; what the scheduler looks
- * at to take a task, and the host's look at a scheduler that has ended, are one step each. Memory is in order, which is
- * what the releases, acquires and fences of the code are there for. Lanes that end together are not in it.
+ * at to take a task is one step. Memory is in order, which is what the releases, acquires and fences of the code are there
+ * for. Lanes that end together are in task_lanes.pml.
  *
  * Checked: a task is never written over one that is not done; the scheduler runs each task once, in the order of the
  * numbers, and reads what its producer wrote; nothing runs that was not launched; whatever was launched is done when all
- * is over, unless the lane has failed; and nobody waits for ever (no invalid end state, and the claim `ends`).
+ * is over, unless the lane has failed; no more than one scheduler waits behind another; and nobody waits for ever (no invalid end state, and the claim `ends`).
  *
  * -DNO_RECHECK, -DNO_ROOM, -DNO_GENERATION, -DNO_BOUND break what those names say: the checks must notice. */
 
@@ -18,14 +18,13 @@
 
 #define atOrBeyond(a, b) ((((a) + MOD - (b)) % MOD) < MOD / 2)
 
-mtype = { Stopped, Running, Stopping };
-
 byte head = FIRST, launched = FIRST, done = FIRST;
 byte sequence[DEPTH]; /* of the task in the slot, plus 1 */
 byte payload[DEPTH];  /* what the task is: its number, written before sequence */
 bool failed = false;
 
-mtype state = Stopped;
+byte said = 0;     /* TaskControl.state: 2 for each scheduler that has ended, and 1 while the next has announced its end */
+byte launches = 0; /* of schedulers, by the host */
 bool stop = false, aborted = false;
 byte producers = 0, finished = 0; /* that the host launched; that have ended */
 bool alive = false;               /* a scheduler is running: launches are in the order of their stream */
@@ -92,8 +91,8 @@ proctype Scheduler() {
   bool quiet;
   position = done;
   do
-  :: failed && !aborted -> break
-  :: aborted -> failed = true; break
+  :: failed && !aborted -> said++; break
+  :: aborted -> failed = true; said++; break
   :: !failed && !aborted &&
 #ifdef NO_BOUND
      sequence[position % DEPTH] == (position + 1) % MOD ->
@@ -113,7 +112,7 @@ proctype Scheduler() {
      before = finished;
      if
      :: stop || producers <= before ->
-        state = Stopping;
+        said++; /* announced */
 #ifdef NO_RECHECK
         break
 #else
@@ -122,16 +121,27 @@ proctype Scheduler() {
         quiet = quiet && atOrBeyond(done, launched);
         if
         :: quiet -> break
-        :: else -> state = Running
+        :: else -> said--
         fi
 #endif
      :: else
      fi
   od;
-  atomic { state = Stopped; alive = false }
+  said++;
+  alive = false
 }
 
-#define quietHost ((producers == finished) && (state == Stopped) && !alive)
+/* The scheduler's stream. */
+proctype Stream() {
+  byte begun = 0;
+end:
+  do
+  :: begun < launches && !alive ->
+     atomic { begun++; alive = true; run Scheduler() }
+  od
+}
+
+#define quietHost ((producers == finished) && (said == 2 * launches) && !alive)
 
 proctype Host() {
   byte n;
@@ -139,9 +149,10 @@ proctype Host() {
     run Producer();
     producers++;
     if
-    :: state == Running
-    :: else -> /* the one that is ending, or has ended, may not have seen it */
-       atomic { !alive -> alive = true; state = Running; run Scheduler() }
+    :: said + 1 >= 2 * launches -> /* the last one is ending, or has ended, and may not have seen it */
+       launches++;
+       assert(2 * launches <= said + 4)
+    :: else
     fi
   }
   /* What was launched is run before a stop, or runs because of it; a stop ends the scheduler. */
@@ -159,6 +170,7 @@ proctype Host() {
 active proctype Environment() {
   sequence[0] = (FIRST + 1 + MOD - DEPTH) % MOD;
   sequence[1] = (FIRST + 2 + MOD - DEPTH) % MOD;
+  run Stream();
   run Host();
 #ifdef ABORT
   aborted = true
