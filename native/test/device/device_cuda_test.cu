@@ -87,7 +87,9 @@ void launchesMatchFloat64(int nRanks) {
       world.verify("in place", call, &Rank::send, offset, count, false);
       world.fill(++call, offset, count);
       world.onEach([&](Rank &rank, int) {
-        SHIM(ncclFfmFusedScaleAllReduceSqrt(&rank.comm, rank.send + offset, count, kScale, kOffset, rank.stream));
+        float *x = rank.send + offset;
+        const ncclFfmCall fused = makeCall(ncclFfmFunctionAllReduce, x, x, count, ncclFloat32, ncclSum, 0, 0);
+        SHIM(ncclFfmFusedScaleAllReduceSqrt(&rank.comm, &fused, kScale, kOffset, rank.stream));
       });
       world.verify("fused", call, &Rank::send, offset, count, true);
     }
