@@ -80,9 +80,9 @@ template <class T, class Coop>
 NCCLFFM_DEVICE ncclResult_t allReduceRmsNorm(Coop coop, const DevComm &comm, int block, int nBlocks, const Call &call,
                                              const RmsNorm &norm);
 // T: of the gradient. With clipping, the blocks wait for each other (syncGrid on channel 0).
-template <class T, bool kAdamW, class Coop>
+template <class T, class Coop>
 NCCLFFM_DEVICE ncclResult_t allReduceUpdate(Coop coop, const DevComm &comm, int block, int nBlocks, const Call &call,
-                                            const Optimizer &optimizer);
+                                            const Optimizer &optimizer, bool adamW);
 
 }  // namespace ncclffm
 

@@ -30,10 +30,9 @@ ncclResult_t runFusedBlock(const FusedLaunch &launch, int block) {
       return scaleAllReduceSqrt<T>(CoopBlock(), launch.comm, block, blocks, launch.call, launch.a, launch.b);
     case ncclFfmFunctionFusedRmsNorm:
       return allReduceRmsNorm<T>(CoopBlock(), launch.comm, block, blocks, launch.call, launch.norm);
-    case ncclFfmFunctionFusedSgd:
-      return allReduceUpdate<T, false>(CoopBlock(), launch.comm, block, blocks, launch.call, launch.optimizer);
     default:
-      return allReduceUpdate<T, true>(CoopBlock(), launch.comm, block, blocks, launch.call, launch.optimizer);
+      return allReduceUpdate<T>(CoopBlock(), launch.comm, block, blocks, launch.call, launch.optimizer,
+                                launch.function == ncclFfmFunctionFusedAdamW);
   }
 }
 

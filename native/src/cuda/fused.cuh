@@ -33,13 +33,13 @@ __global__ void __launch_bounds__(kThreadsPerBlock, 1)
   allReduceRmsNorm<T>(CoopBlock(), comm, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x), call, norm);
 }
 
-template <class T, bool kAdamW>
+template <class T>
 __global__ void __launch_bounds__(kThreadsPerBlock, 1)
     updateKernel(const __grid_constant__ ncclFfmDevComm comm, const __grid_constant__ ncclFfmCall call,
-                 const __grid_constant__ ncclFfmOptimizer optimizer) {
+                 const __grid_constant__ ncclFfmOptimizer optimizer, bool adamW) {
   if (call.blocks == 0) return;
-  allReduceUpdate<T, kAdamW>(CoopBlock(), comm, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x), call,
-                             optimizer);
+  allReduceUpdate<T>(CoopBlock(), comm, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x), call, optimizer,
+                     adamW);
 }
 
 template <class T>
@@ -53,11 +53,9 @@ void launchFusedOf(const FusedLaunch &launch, cudaStream_t stream) {
     case ncclFfmFunctionFusedRmsNorm:
       rmsNormKernel<T><<<blocks, kThreadsPerBlock, 0, stream>>>(launch.comm, launch.call, launch.norm);
       break;
-    case ncclFfmFunctionFusedSgd:
-      updateKernel<T, false><<<blocks, kThreadsPerBlock, 0, stream>>>(launch.comm, launch.call, launch.optimizer);
-      break;
     default:
-      updateKernel<T, true><<<blocks, kThreadsPerBlock, 0, stream>>>(launch.comm, launch.call, launch.optimizer);
+      updateKernel<T><<<blocks, kThreadsPerBlock, 0, stream>>>(launch.comm, launch.call, launch.optimizer,
+                                                               launch.function == ncclFfmFunctionFusedAdamW);
   }
 }
 

@@ -105,8 +105,8 @@ Failure prime(void *stream) {
     failure = lastLaunch("callKernel");
   }
   if (!failure.empty()) return failure;
-  for (ncclFfmFunction function : {ncclFfmFunctionFusedScaleAllReduceSqrt, ncclFfmFunctionFusedRmsNorm,
-                                   ncclFfmFunctionFusedSgd, ncclFfmFunctionFusedAdamW}) {
+  for (ncclFfmFunction function :
+       {ncclFfmFunctionFusedScaleAllReduceSqrt, ncclFfmFunctionFusedRmsNorm, ncclFfmFunctionFusedAdamW}) {
     for (int type : {ncclFloat32, ncclFloat16, ncclBfloat16}) {
       FusedLaunch none = {};
       none.function = function;

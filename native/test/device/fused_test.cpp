@@ -296,8 +296,7 @@ void trainingMatchesTheUnfusedSequence(const Launch &launch, const Way &way, con
           m.w.data(),    m.m.data(),     m.v.data(), m.copy.data(), stepsInMemory ? &counters[r] : nullptr,
           step,          s.learningRate, s.beta1,    s.beta2,       s.eps,
           s.weightDecay, s.maxNorm};
-      return s.adamW ? allReduceUpdate<T, true>(coop, comm, block, launch.blocks, call, o)
-                     : allReduceUpdate<T, false>(coop, comm, block, launch.blocks, call, o);
+      return allReduceUpdate<T>(coop, comm, block, launch.blocks, call, o, s.adamW);
     });
     updateUnfused(unfused, reduced(sent, true), s, step);
     for (int r = 0; r < launch.nRanks; ++r) {
@@ -372,7 +371,7 @@ void notFiniteStaysNotFinite() {
       Call call = callOf({1, 2, 1}, kWays[0], gradients, gradients, 0, 5, ncclAvg);
       const Optimizer o = {model.w.data(), model.m.data(), model.v.data(), nullptr, nullptr, 1,
                            0.1f,           0.9f,           0.999f,         1e-8f,   0,       1.0f};
-      return allReduceUpdate<float, true>(coop, comm, block, 2, call, o);
+      return allReduceUpdate<float>(coop, comm, block, 2, call, o, true);
     });
     check(std::isnan(model.w[3]), "a weight whose gradient is %g: %g", bad, model.w[3]);
   }
@@ -455,7 +454,7 @@ void disagreementAndAbsenceAreReported() {
       call.root = r;  // what the shim puts there is a hash of learning rate and so on
       Model &m = models[r];
       const Optimizer o = {m.w.data(), m.m.data(), m.v.data(), nullptr, nullptr, 1, 0.1f, 0.9f, 0.9f, 1e-8f, 0, 1.0f};
-      const ncclResult_t result = allReduceUpdate<float, true>(CoopThread(), world.comm(r), 0, 1, call, o);
+      const ncclResult_t result = allReduceUpdate<float>(CoopThread(), world.comm(r), 0, 1, call, o, true);
       const Status status = world.status(r);
       const ncclResult_t expected = absent ? ncclTimeout : ncclInvalidUsage;
       check(result == expected && status.code == static_cast<uint32_t>(expected) &&
@@ -477,13 +476,13 @@ int main() {
     for (const Way &way : kWays) {
       const Launch launch = {nRanks, 1 + static_cast<int>(way.algorithm) % 2, nRanks <= 3 ? 3u : 1u};
       allOf<float>(launch, way);
-      if (nRanks == 8 && kSlowdown > 1) continue;
+      if (nRanks != 3 && kSlowdown > 1) continue;
       allOf<Float16>(launch, way);
       allOf<Bfloat16>({nRanks, 2, 1}, way);
     }
     if (failures.load() != 0) return report("fused_test");
   }
-  const uint32_t steps = 1000 / kSlowdown;
+  const uint32_t steps = kSlowdown > 1 ? 100 : 1000;
   trainingMatchesTheUnfusedSequence<float>({3, 2, 1}, kWays[0], kAdamW, 97, steps, true);
   trainingMatchesTheUnfusedSequence<Bfloat16>({2, 2, 1}, kWays[3], clipped(kAdamW), 97, steps, false);
   trainingMatchesTheUnfusedSequence<Bfloat16>({2, 1, 1}, kWays[1], kSgd, 97, steps, false);

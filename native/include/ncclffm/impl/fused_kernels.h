@@ -286,11 +286,11 @@ NCCLFFM_DEVICE uint32_t takeStep(const DevComm &comm, const Optimizer &o, int nB
   return step;
 }
 
-template <class T, bool kAdamW, class Coop>
+template <class T, class Coop>
 NCCLFFM_DEVICE ncclResult_t allReduceUpdate(Coop coop, const DevComm &comm, int block, int nBlocks, const Call &call,
-                                            const Optimizer &optimizer) {
+                                            const Optimizer &optimizer, bool adamW) {
   // The channel is held to the end: a second update of this communicator would count and sum in the same places.
-  ChannelSession<Coop> session(coop, comm, block, kAdamW ? ncclFfmFunctionFusedAdamW : ncclFfmFunctionFusedSgd);
+  ChannelSession<Coop> session(coop, comm, block, adamW ? ncclFfmFunctionFusedAdamW : ncclFfmFunctionFusedSgd);
   if (session.result() != ncclSuccess) return session.result();
   const BlockShare share = shareOf(call.count, sizeof(T), block, nBlocks);
   ncclResult_t result = runFusedShare<T>(session, call, share, Identity(), Identity());
@@ -304,20 +304,22 @@ NCCLFFM_DEVICE ncclResult_t allReduceUpdate(Coop coop, const DevComm &comm, int 
                         optimizer.maxNorm, rates.clip);
     if (result != ncclSuccess) return result;
   }
-  if constexpr (kAdamW) {
-    uint64_t both = 0;
-    if (coop.rank() == 0) {
-      const uint32_t step = takeStep(comm, optimizer, nBlocks);
-      const double ofMomentum = 1 - powerOf(optimizer.beta1, step), ofVariance = 1 - powerOf(optimizer.beta2, step);
-      const float learning = static_cast<float>(optimizer.learningRate / ofMomentum);
-      const float root = 1.0f / sqrtf(static_cast<float>(ofVariance));
-      both = static_cast<uint64_t>(bitCast<uint32_t>(root)) << 32 | bitCast<uint32_t>(learning);
-    }
-    both = coop.syncBroadcast(both);
-    rates.learning = bitCast<float>(static_cast<uint32_t>(both));
-    rates.rootCorrection = bitCast<float>(static_cast<uint32_t>(both >> 32));
+  if (!adamW) {
+    update<T, false>(threads, optimizer, rates, gradients, share);
+    return ncclSuccess;
   }
-  update<T, kAdamW>(threads, optimizer, rates, gradients, share);
+  uint64_t both = 0;
+  if (coop.rank() == 0) {
+    const uint32_t step = takeStep(comm, optimizer, nBlocks);
+    const double ofMomentum = 1 - powerOf(optimizer.beta1, step), ofVariance = 1 - powerOf(optimizer.beta2, step);
+    const float learning = static_cast<float>(optimizer.learningRate / ofMomentum);
+    const float root = 1.0f / sqrtf(static_cast<float>(ofVariance));
+    both = static_cast<uint64_t>(bitCast<uint32_t>(root)) << 32 | bitCast<uint32_t>(learning);
+  }
+  both = coop.syncBroadcast(both);
+  rates.learning = bitCast<float>(static_cast<uint32_t>(both));
+  rates.rootCorrection = bitCast<float>(static_cast<uint32_t>(both >> 32));
+  update<T, true>(threads, optimizer, rates, gradients, share);
   return ncclSuccess;
 }
 
