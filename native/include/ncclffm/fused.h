@@ -14,7 +14,7 @@
 // Both see what the group wrote before the call. Call ncclDevAllReduce (or pass Identity) where there is nothing to do.
 //
 // A kernel of one's own, f32, each block on its share; launched on all ranks with as many blocks, all of which must be
-// running at a time (DESIGN: primed, and at most one a processor and rank):
+// running at a time (docs/fused.md):
 //
 //   struct Gelu { __device__ float operator()(float x, uint64_t i) const { ... } };
 //   __global__ void kernel(const __grid_constant__ ncclffm::DevComm comm, const float *x, float *y, size_t n) {
