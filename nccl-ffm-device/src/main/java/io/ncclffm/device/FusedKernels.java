@@ -69,7 +69,7 @@ public final class FusedKernels {
       LaunchChoice choice) {
     check(SCALE, comm, "send", send);
     check(SCALE, comm, "recv", recv);
-    checkFloat(SCALE, send.type());
+    checkFloat(SCALE, send.type(), send);
     checkSameType(SCALE, "recv", recv, "send", send);
     comm.scaleAllReduceSqrt(
         send.type(),
@@ -99,7 +99,7 @@ public final class FusedKernels {
       float b,
       CudaStream stream,
       LaunchChoice choice) {
-    checkFloat(SCALE, type);
+    checkFloat(SCALE, type, send);
     comm.scaleAllReduceSqrt(send, sendOffset, recv, recvOffset, type, count, a, b, stream, choice);
   }
 
@@ -144,7 +144,7 @@ public final class FusedKernels {
     check(RMS_NORM, comm, "residual", residual);
     check(RMS_NORM, comm, "weight", weight);
     check(RMS_NORM, comm, "out", out);
-    checkFloat(RMS_NORM, x.type());
+    checkFloat(RMS_NORM, x.type(), x);
     checkSameType(RMS_NORM, "residual", residual, "x", x);
     checkSameType(RMS_NORM, "weight", weight, "x", x);
     checkSameType(RMS_NORM, "out", out, "x", x);
@@ -209,7 +209,7 @@ public final class FusedKernels {
       Sgd settings,
       CudaStream stream) {
     checkState(SGD, comm, state);
-    checkFloat(SGD, type);
+    checkFloat(SGD, type, gradients);
     comm.sgd(null, gradients, offset, type, state, settings, stream, LaunchChoice.AUTO);
   }
 
@@ -260,7 +260,7 @@ public final class FusedKernels {
       int step,
       CudaStream stream) {
     checkState(ADAMW, comm, state);
-    checkFloat(ADAMW, type);
+    checkFloat(ADAMW, type, gradients);
     checkStep(state, step);
     comm.adamW(null, gradients, offset, type, state, settings, step, stream, LaunchChoice.AUTO);
   }
@@ -281,10 +281,10 @@ public final class FusedKernels {
     comm.checkBuffer(operation, buffer);
   }
 
-  private static void checkFloat(String operation, DataType type) {
+  private static void checkFloat(String operation, DataType type, Object where) {
     if (type != DataType.FLOAT32 && type != DataType.FLOAT16 && type != DataType.BFLOAT16) {
       throw new IllegalArgumentException(
-          operation + ": " + type + ": must be FLOAT32, FLOAT16 or BFLOAT16");
+          operation + ": " + type + " in " + where + ": must be FLOAT32, FLOAT16 or BFLOAT16");
     }
   }
 
@@ -308,7 +308,7 @@ public final class FusedKernels {
   private static void checkGradients(
       String operation, DeviceCommunicator comm, DeviceBuffer gradients, OptimizerState state) {
     check(operation, comm, "gradients", gradients);
-    checkFloat(operation, gradients.type());
+    checkFloat(operation, gradients.type(), gradients);
     checkState(operation, comm, state);
     if (gradients.count() != state.weights().count()) {
       throw new IllegalArgumentException(
