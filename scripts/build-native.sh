@@ -91,7 +91,7 @@ case $1 in
     run_tests cmake-asan env
     ;;
   bundle)
-    mapfile -t programs < <(targets device_cuda_test device_calls_cuda_test device_start_cuda task_cuda_test device_route blocking_calls)
+    mapfile -t programs < <(targets device_cuda_test device_calls_cuda_test device_start_cuda task_cuda_test device_route fused_route blocking_calls)
     if ((${#programs[@]} > 0)); then
       build cmake "${programs[@]}"
       mkdir -p "$2"

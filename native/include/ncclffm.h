@@ -20,7 +20,7 @@ extern "C" {
 #endif
 
 /* Grows with every incompatible change of this file; Java refuses a shim that reports another. */
-#define NCCLFFM_ABI_VERSION 4
+#define NCCLFFM_ABI_VERSION 5
 
 #define NCCLFFM_DEVCOMM_MAGIC 0x4e464443u /* "NFDC" */
 
@@ -56,7 +56,10 @@ typedef enum ncclFfmFunction {
   ncclFfmFunctionRecv = 10,
   ncclFfmFunctionSendRecv = 11,
   ncclFfmFunctionFusedScaleAllReduceSqrt = 12,
-  ncclFfmFunctionGridSync = 13
+  ncclFfmFunctionGridSync = 13,
+  ncclFfmFunctionFusedRmsNorm = 14,
+  ncclFfmFunctionFusedSgd = 15,
+  ncclFfmFunctionFusedAdamW = 16
 } ncclFfmFunction;
 
 /* How data travels. 0: the library chooses, by ncclffm/impl/choose.h. */
@@ -124,7 +127,9 @@ typedef struct ncclFfmChannel {
   uint64_t state;    /* bits 0-31: epoch of the last finished exchange, advanced by kernels; bit 32: one is running */
   uint32_t failed;   /* entry 0 only: the ncclResult_t that the communicator has failed with, for good */
   uint32_t gridSync; /* of the grid whose first block is here: its top bit turns when all blocks have arrived */
-  uint32_t reserved[28];
+  uint64_t partial;  /* of an update: the squares of this block's gradients, a double */
+  uint32_t arrived;  /* of an update, entry 0 only: blocks that have read the step */
+  uint32_t reserved[25];
 } ncclFfmChannel;
 
 /* State of the sends to and the receives from one peer on one channel, as above: bits 0-31 count the steps, bit 32 says
@@ -198,6 +203,33 @@ typedef struct ncclFfmCall {
   ncclLsaBuffer send; /* both with peers: zero-copy, sendbuff and recvbuff are not looked at */
   ncclLsaBuffer recv;
 } ncclFfmCall;
+
+/* What ncclFfmFusedRmsNorm does beside the all-reduce. Both buffers are of the call's type. */
+typedef struct ncclFfmRmsNorm {
+  uint64_t tokens;
+  uint64_t hidden;
+  const void *weight; /* [hidden] */
+  void *out;          /* [tokens][hidden]; may be the call's sendbuff */
+  float eps;          /* at least 0, under the root */
+  uint32_t reserved;
+} ncclFfmRmsNorm;
+
+/* What ncclFfmFusedSgd and ncclFfmFusedAdamW do with an averaged gradient. Buffers have one element for each of the
+ * gradient's. All but the buffers' addresses are the same on every rank, and so are weights, momentum and variance. */
+typedef struct ncclFfmOptimizer {
+  float *weights;
+  float *momentum;      /* beta1's of AdamW */
+  float *variance;      /* of AdamW; not looked at by SGD */
+  uint16_t *weightCopy; /* bfloat16: the weights after the update, rounded; or NULL */
+  uint32_t *steps;      /* device memory: the steps taken so far, which the kernel counts; NULL: step says. Of AdamW */
+  uint32_t step;        /* of AdamW without steps: which one this is, from 1 on */
+  float learningRate;   /* at least 0 */
+  float beta1;          /* in [0, 1); of SGD: the momentum */
+  float beta2;          /* of AdamW, in [0, 1) */
+  float eps;            /* of AdamW, at least 0, added to the root of the variance */
+  float weightDecay;    /* at least 0, decoupled: weights *= 1 - learningRate * weightDecay */
+  float maxNorm;        /* 0: no clipping; else the longest gradient, see ncclFfmFusedSgd */
+} ncclFfmOptimizer;
 
 /* A task in the ring of a lane, in device memory: one cache line. Producers write it, the scheduler reads it. */
 typedef struct ncclFfmTask {
@@ -382,10 +414,35 @@ NCCLFFM_API int ncclFfmChoose(const ncclFfmDevComm *comm, ncclFfmCall *call);
  * second one in flight is reported as ncclInvalidUsage. Sends and receives may run beside it. */
 NCCLFFM_API int ncclFfmLaunch(const ncclFfmDevComm *comm, const ncclFfmCall *call, void *stream);
 
-/* One launch: x = a*x + b (one rounding), all-reduce (sum), x = sqrt(|x|); f32, in place on buff (LL, one-shot). The
- * rules of ncclFfmLaunch. */
-NCCLFFM_API int ncclFfmFusedScaleAllReduceSqrt(const ncclFfmDevComm *comm, float *buff, size_t count, float a, float b,
+/* Kernels that compute, all-reduce and go on computing, in one launch: f32, f16 and bf16. The all-reduce is `call`, of
+ * which function, op and root are not looked at; it goes by LL or Simple, one-shot or two-shot, or zero-copy, and what
+ * else the communicator would choose gives way to the table. The rules of ncclFfmLaunch, also for blocks. The result is
+ * bit for bit that of the three steps one after the other: what is between two steps is rounded to the call's type,
+ * everything else is computed in f32. A bad argument of any kind is returned here, and nothing is launched. */
+
+/* recvbuff = sqrt(|sum over the ranks of a * sendbuff + b|), a * x + b rounded once. a and b may differ between ranks,
+ * but not zero-copy. */
+NCCLFFM_API int ncclFfmFusedScaleAllReduceSqrt(const ncclFfmDevComm *comm, const ncclFfmCall *call, float a, float b,
                                                void *stream);
+
+/* recvbuff (the residual, the same on all ranks, [tokens][hidden]) += the sum over the ranks of sendbuff; then
+ * out = recvbuff / sqrt(mean over hidden of recvbuff^2 + eps) * weight. call->count is tokens * hidden. Never in place:
+ * sendbuff and recvbuff are apart. */
+NCCLFFM_API int ncclFfmFusedRmsNorm(const ncclFfmDevComm *comm, const ncclFfmCall *call, const ncclFfmRmsNorm *norm,
+                                    void *stream);
+
+/* recvbuff = g = the average over the ranks of sendbuff, the gradient, mostly in place; then, in f32,
+ *   g *= min(1, maxNorm / (|g| + 1e-6)), if maxNorm is not 0; |g| is the norm of all elements, and recvbuff keeps g as
+ *        it was
+ *   SGD:   m = beta1 * m + g                  w = (1 - learningRate * weightDecay) * w - learningRate * m
+ *   AdamW: m = beta1 * m + (1 - beta1) * g,   v = beta2 * v + (1 - beta2) * g^2
+ *          w = (1 - learningRate * weightDecay) * w - learningRate * m' / (sqrt(v') + eps),
+ *          m' = m / (1 - beta1^step),   v' = v / (1 - beta2^step)
+ * Weights that were equal on all ranks are so afterwards, to the bit. A graph that is replayed needs `steps`. */
+NCCLFFM_API int ncclFfmFusedSgd(const ncclFfmDevComm *comm, const ncclFfmCall *call, const ncclFfmOptimizer *optimizer,
+                                void *stream);
+NCCLFFM_API int ncclFfmFusedAdamW(const ncclFfmDevComm *comm, const ncclFfmCall *call,
+                                  const ncclFfmOptimizer *optimizer, void *stream);
 
 /* Stores a pattern to [offset, offset + bytes) of a window, by ordinary stores of a kernel, the widest that the
  * addresses allow. The byte at offset o is a function of seed and o alone; the eight bytes from a multiple of 8 on are

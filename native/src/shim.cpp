@@ -6,9 +6,11 @@
 #include <cstdarg>
 #include <cstdio>
 #include <iterator>
+#include <limits>
 #include <vector>
 
 #include "../include/ncclffm/collectives.h"
+#include "../include/ncclffm/fused.h"
 #include "../include/ncclffm/lsa.h"
 #include "../include/ncclffm/scheduler.h"
 
@@ -146,8 +148,9 @@ int refused(const char *operation, const ncclFfmDevComm &comm, const ncclFfmCall
   return ncclSuccess;
 }
 
-// Fills in what the call leaves open, then looks at all of it.
-int chooseAndCheck(const char *operation, const ncclFfmDevComm *comm, ncclFfmCall *call) {
+// Fills in what the call leaves open, then looks at all of it. A fused kernel needs no more than mostWanted blocks.
+int chooseAndCheck(const char *operation, const ncclFfmDevComm *comm, ncclFfmCall *call, bool isFused = false,
+                   uint64_t mostWanted = kMaxChannels) {
   int code = checkComm(operation, comm);
   if (code != ncclSuccess) return code;
   if (call == nullptr) return failed(ncclInvalidArgument, "%s: call is null", operation);
@@ -161,10 +164,15 @@ int chooseAndCheck(const char *operation, const ncclFfmDevComm *comm, ncclFfmCal
     const uint64_t bytes = call->count * elementBytesOf(call->datatype) * std::max(parts.send, parts.recv);
     const uint64_t wanted =
         call->function == ncclFfmFunctionBarrier ? 1 : bytes / kBytesPerBlock + (bytes % kBytesPerBlock != 0);
-    blocks = static_cast<int>(std::min(std::max<uint64_t>(wanted, 1), static_cast<uint64_t>(most)));
+    blocks = static_cast<int>(std::min({std::max<uint64_t>(wanted, 1), static_cast<uint64_t>(most), mostWanted}));
   }
-  chooseFor(*comm, *call, shim::blockThreads(), std::max(blocks, 1));
-  code = refused(operation, *comm, *call, problemOf(*comm, *call, shim::blockThreads()));
+  if (isFused) {
+    chooseFused(*comm, *call, std::max(blocks, 1));
+    code = refused(operation, *comm, *call, problemOfFused(*comm, *call, shim::blockThreads()));
+  } else {
+    chooseFor(*comm, *call, shim::blockThreads(), std::max(blocks, 1));
+    code = refused(operation, *comm, *call, problemOf(*comm, *call, shim::blockThreads()));
+  }
   if (code != ncclSuccess) return code;
   if (blocks < 1 || blocks > most) {
     return failed(ncclInvalidArgument,
@@ -173,6 +181,142 @@ int chooseAndCheck(const char *operation, const ncclFfmDevComm *comm, ncclFfmCal
   }
   call->blocks = blocks;
   return ncclSuccess;
+}
+
+// Something in memory that a fused kernel reads or writes.
+struct Named {
+  const char *name;
+  const void *address;
+  uint64_t bytes;
+  uint32_t elementBytes;
+};
+
+bool overlap(const Named &a, const Named &b) {
+  const uintptr_t from = reinterpret_cast<uintptr_t>(a.address), to = reinterpret_cast<uintptr_t>(b.address);
+  return a.bytes != 0 && b.bytes != 0 && from < to + b.bytes && to < from + a.bytes;
+}
+
+int checkNamed(const char *operation, const Named &buffer) {
+  if (buffer.bytes == 0 ||
+      (buffer.address != nullptr && reinterpret_cast<uintptr_t>(buffer.address) % buffer.elementBytes == 0)) {
+    return ncclSuccess;
+  }
+  return failed(ncclInvalidArgument, "%s: %s %p: it must not be null, and aligned to an element of %u bytes", operation,
+                buffer.name, buffer.address, buffer.elementBytes);
+}
+
+int checkApart(const char *operation, const Named &a, const Named &b) {
+  if (!overlap(a, b)) return ncclSuccess;
+  return failed(ncclInvalidArgument, "%s: %s %p and %s %p of %" PRIu64 " and %" PRIu64 " bytes overlap", operation,
+                a.name, a.address, b.name, b.address, a.bytes, b.bytes);
+}
+
+// The buffers of a call, as far as this rank's addresses are known: windows are named by offsets.
+Named sendOf(const ncclFfmCall &call) {
+  const uint32_t elementBytes = elementBytesOf(call.datatype);
+  return {"sendbuff", call.sendbuff, isZeroCopy(call) ? 0 : call.count * elementBytes, elementBytes};
+}
+
+Named recvOf(const ncclFfmCall &call) {
+  const uint32_t elementBytes = elementBytesOf(call.datatype);
+  return {"recvbuff", call.recvbuff, isZeroCopy(call) ? 0 : call.count * elementBytes, elementBytes};
+}
+
+// So that ranks whose numbers differ are told so: the hash of a call covers its root, which an all-reduce has not.
+class RootOf {
+ public:
+  explicit RootOf(ncclFfmFunction function) : hash_(function) {}
+  RootOf &with(uint64_t value) {
+    hash_ = (hash_ ^ value) * 0x9e3779b97f4a7c15u;
+    hash_ ^= hash_ >> 32;
+    return *this;
+  }
+  RootOf &with(float value) { return with(uint64_t{bitCast<uint32_t>(value)}); }
+  int32_t root() const { return static_cast<int32_t>(hash_); }
+
+ private:
+  uint64_t hash_;
+};
+
+// Of all fused kernels: the call as the all-reduce that it is.
+int checkFused(const char *operation, const ncclFfmDevComm *comm, const ncclFfmCall *call, int op, int32_t root,
+               uint64_t mostBlocks, ncclFfmCall &checked) {
+  if (call == nullptr) return failed(ncclInvalidArgument, "%s: call is null", operation);
+  checked = *call;
+  checked.function = ncclFfmFunctionAllReduce;
+  checked.op = op;
+  checked.root = root;
+  if (checked.datatype != ncclFloat32 && checked.datatype != ncclFloat16 && checked.datatype != ncclBfloat16) {
+    return failed(ncclInvalidArgument, "%s: datatype %d: float16 (%d), float32 (%d) and bfloat16 (%d) are supported",
+                  operation, checked.datatype, ncclFloat16, ncclFloat32, ncclBfloat16);
+  }
+  return chooseAndCheck(operation, comm, &checked, true, mostBlocks);
+}
+
+int launchFused(const char *operation, const ncclFfmDevComm *comm, FusedLaunch &fused) {
+  if (fused.call.count == 0) return ncclSuccess;
+  fused.comm = *comm;
+  return launched(operation, shim::launch(fused));
+}
+
+// In [from, to), which no NaN is.
+bool isIn(float x, float from, float to) {
+  return x >= from && x < to;
+}
+
+int checkOptimizer(const char *operation, const ncclFfmOptimizer *o, bool isAdamW) {
+  if (o == nullptr) return failed(ncclInvalidArgument, "%s: optimizer is null", operation);
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  if (!isIn(o->learningRate, 0, kInfinity) || !isIn(o->weightDecay, 0, kInfinity) || !isIn(o->maxNorm, 0, kInfinity)) {
+    return failed(ncclInvalidArgument,
+                  "%s: learningRate %g, weightDecay %g, maxNorm %g: they must be finite and not negative", operation,
+                  o->learningRate, o->weightDecay, o->maxNorm);
+  }
+  if (!isIn(o->beta1, 0, 1)) {
+    return failed(ncclInvalidArgument, "%s: %s %g: it must be in [0, 1)", operation, isAdamW ? "beta1" : "momentum",
+                  o->beta1);
+  }
+  if (!isAdamW) return ncclSuccess;
+  if (!isIn(o->beta2, 0, 1))
+    return failed(ncclInvalidArgument, "%s: beta2 %g: it must be in [0, 1)", operation, o->beta2);
+  if (!isIn(o->eps, 0, kInfinity)) {
+    return failed(ncclInvalidArgument, "%s: eps %g: it must be finite and not negative", operation, o->eps);
+  }
+  if (o->steps == nullptr && o->step == 0) {
+    return failed(ncclInvalidArgument, "%s: step 0: steps are counted from 1 on, or in device memory (steps)",
+                  operation);
+  }
+  return checkNamed(operation, {"steps", o->steps, o->steps == nullptr ? 0u : 4u, 4});
+}
+
+int updateFused(const char *operation, ncclFfmFunction function, const ncclFfmDevComm *comm, const ncclFfmCall *call,
+                const ncclFfmOptimizer *o, void *stream) {
+  const bool isAdamW = function == ncclFfmFunctionFusedAdamW;
+  FusedLaunch fused = {{}, {}, function, 0, 0, {}, {}, stream};
+  int code = checkOptimizer(operation, o, isAdamW);
+  if (code != ncclSuccess) return code;
+  RootOf root(function);
+  root.with(o->learningRate).with(o->beta1).with(o->weightDecay).with(o->maxNorm);
+  // What a counter in memory says is not known here.
+  if (isAdamW) root.with(o->beta2).with(o->eps).with(uint64_t{o->steps == nullptr ? o->step : 0});
+  code = checkFused(operation, comm, call, ncclAvg, root.root(), kMaxChannels, fused.call);
+  if (code != ncclSuccess || call->count == 0) return code;
+  const uint64_t bytes = call->count * sizeof(float);
+  const Named buffers[] = {{"weights", o->weights, bytes, sizeof(float)},
+                           {"momentum", o->momentum, bytes, sizeof(float)},
+                           {"variance", o->variance, isAdamW ? bytes : 0, sizeof(float)},
+                           {"weightCopy", o->weightCopy, o->weightCopy == nullptr ? 0 : bytes / 2, sizeof(uint16_t)},
+                           sendOf(fused.call),
+                           recvOf(fused.call)};
+  for (size_t i = 0; i < std::size(buffers) - 2 && code == ncclSuccess; ++i) {
+    code = checkNamed(operation, buffers[i]);
+    for (size_t k = i + 1; k < std::size(buffers) && code == ncclSuccess; ++k) {
+      code = checkApart(operation, buffers[i], buffers[k]);
+    }
+  }
+  if (code != ncclSuccess) return code;
+  fused.optimizer = *o;
+  return launchFused(operation, comm, fused);
 }
 
 int checkAndLaunchPattern(const char *operation, PatternLaunch launch, const ncclLsaWindow *window) {
@@ -297,6 +441,8 @@ std::vector<ncclFfmLayout> makeLayouts() {
       FIELD(ncclFfmChannel, state),
       FIELD(ncclFfmChannel, failed),
       FIELD(ncclFfmChannel, gridSync),
+      FIELD(ncclFfmChannel, partial),
+      FIELD(ncclFfmChannel, arrived),
       FIELD(ncclFfmChannel, reserved),
       STRUCT(ncclFfmPair),
       FIELD(ncclFfmPair, send),
@@ -346,6 +492,26 @@ std::vector<ncclFfmLayout> makeLayouts() {
       FIELD(ncclFfmCall, recvbuff),
       FIELD(ncclFfmCall, send),
       FIELD(ncclFfmCall, recv),
+      STRUCT(ncclFfmRmsNorm),
+      FIELD(ncclFfmRmsNorm, tokens),
+      FIELD(ncclFfmRmsNorm, hidden),
+      FIELD(ncclFfmRmsNorm, weight),
+      FIELD(ncclFfmRmsNorm, out),
+      FIELD(ncclFfmRmsNorm, eps),
+      FIELD(ncclFfmRmsNorm, reserved),
+      STRUCT(ncclFfmOptimizer),
+      FIELD(ncclFfmOptimizer, weights),
+      FIELD(ncclFfmOptimizer, momentum),
+      FIELD(ncclFfmOptimizer, variance),
+      FIELD(ncclFfmOptimizer, weightCopy),
+      FIELD(ncclFfmOptimizer, steps),
+      FIELD(ncclFfmOptimizer, step),
+      FIELD(ncclFfmOptimizer, learningRate),
+      FIELD(ncclFfmOptimizer, beta1),
+      FIELD(ncclFfmOptimizer, beta2),
+      FIELD(ncclFfmOptimizer, eps),
+      FIELD(ncclFfmOptimizer, weightDecay),
+      FIELD(ncclFfmOptimizer, maxNorm),
       STRUCT(ncclFfmTask),
       FIELD(ncclFfmTask, sequence),
       FIELD(ncclFfmTask, symbol),
@@ -508,15 +674,60 @@ int ncclFfmLaunch(const ncclFfmDevComm *comm, const ncclFfmCall *call, void *str
   return launched("ncclFfmLaunch", shim::launch(launch));
 }
 
-int ncclFfmFusedScaleAllReduceSqrt(const ncclFfmDevComm *comm, float *buff, size_t count, float a, float b,
+int ncclFfmFusedScaleAllReduceSqrt(const ncclFfmDevComm *comm, const ncclFfmCall *call, float a, float b,
                                    void *stream) {
   constexpr const char *kOperation = "ncclFfmFusedScaleAllReduceSqrt";
-  ncclFfmCall call = makeCall(ncclFfmFunctionAllReduce, buff, buff, count, ncclFloat32, ncclSum, 0, 0);
-  call.protocol = ncclFfmProtocolLL;
-  call.algorithm = ncclFfmAlgorithmOneShot;
-  int code = chooseAndCheck(kOperation, comm, &call);
-  if (code != ncclSuccess || count == 0) return code;
-  return launched(kOperation, shim::launch(FusedLaunch{*comm, call.blocks, buff, count, a, b, stream}));
+  constexpr ncclFfmFunction kFunction = ncclFfmFunctionFusedScaleAllReduceSqrt;
+  FusedLaunch fused = {{}, {}, kFunction, a, b, {}, {}, stream};
+  RootOf root(kFunction);
+  if (call != nullptr && isZeroCopy(*call)) root.with(a).with(b);
+  const int code = checkFused(kOperation, comm, call, ncclSum, root.root(), kMaxChannels, fused.call);
+  return code != ncclSuccess ? code : launchFused(kOperation, comm, fused);
+}
+
+int ncclFfmFusedRmsNorm(const ncclFfmDevComm *comm, const ncclFfmCall *call, const ncclFfmRmsNorm *norm, void *stream) {
+  constexpr const char *kOperation = "ncclFfmFusedRmsNorm";
+  constexpr ncclFfmFunction kFunction = ncclFfmFunctionFusedRmsNorm;
+  FusedLaunch fused = {{}, {}, kFunction, 0, 0, {}, {}, stream};
+  if (norm == nullptr) return failed(ncclInvalidArgument, "%s: norm is null", kOperation);
+  if (norm->hidden == 0 || !isIn(norm->eps, 0, std::numeric_limits<float>::infinity())) {
+    return failed(ncclInvalidArgument,
+                  "%s: hidden %" PRIu64 ", eps %g: hidden must not be 0, eps be finite and not negative", kOperation,
+                  norm->hidden, norm->eps);
+  }
+  const uint64_t mostBlocks = std::max<uint64_t>(norm->tokens, 1);
+  int code = checkFused(kOperation, comm, call, ncclSum, RootOf(kFunction).with(norm->hidden).with(norm->eps).root(),
+                        mostBlocks, fused.call);
+  if (code != ncclSuccess) return code;
+  if (call->count % norm->hidden != 0 || call->count / norm->hidden != norm->tokens) {
+    return failed(ncclInvalidArgument, "%s: count %" PRIu64 " is not %" PRIu64 " tokens of %" PRIu64 " elements",
+                  kOperation, call->count, norm->tokens, norm->hidden);
+  }
+  if (call->count == 0) return ncclSuccess;
+  const Named send = sendOf(fused.call), recv = recvOf(fused.call);
+  const uint64_t bytes = call->count * recv.elementBytes, rowBytes = norm->hidden * recv.elementBytes;
+  const Named weight = {"weight", norm->weight, rowBytes, recv.elementBytes};
+  const Named out = {"out", norm->out, bytes, recv.elementBytes};
+  code = checkNamed(kOperation, weight);
+  if (code == ncclSuccess) code = checkNamed(kOperation, out);
+  if (code == ncclSuccess) code = checkApart(kOperation, send, recv);
+  if (code == ncclSuccess) code = checkApart(kOperation, weight, out);
+  if (code == ncclSuccess) code = checkApart(kOperation, weight, recv);
+  if (code == ncclSuccess) code = checkApart(kOperation, out, recv);
+  if (code == ncclSuccess && send.address != out.address) code = checkApart(kOperation, out, send);
+  if (code != ncclSuccess) return code;
+  fused.norm = *norm;
+  return launchFused(kOperation, comm, fused);
+}
+
+int ncclFfmFusedSgd(const ncclFfmDevComm *comm, const ncclFfmCall *call, const ncclFfmOptimizer *optimizer,
+                    void *stream) {
+  return updateFused("ncclFfmFusedSgd", ncclFfmFunctionFusedSgd, comm, call, optimizer, stream);
+}
+
+int ncclFfmFusedAdamW(const ncclFfmDevComm *comm, const ncclFfmCall *call, const ncclFfmOptimizer *optimizer,
+                      void *stream) {
+  return updateFused("ncclFfmFusedAdamW", ncclFfmFunctionFusedAdamW, comm, call, optimizer, stream);
 }
 
 int ncclFfmLsaWritePattern(const ncclLsaWindow *window, uint64_t offset, uint64_t bytes, uint64_t seed, void *stream) {

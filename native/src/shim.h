@@ -22,13 +22,14 @@ struct CallLaunch {
   void *stream;
 };
 
-/// A launch of ncclFfmFusedScaleAllReduceSqrt with checked arguments; count is at least 1.
+/// A launch of a fused kernel with checked arguments, nothing left open and at least one element; function says which.
 struct FusedLaunch {
   ncclFfmDevComm comm;
-  int blocks;
-  float *buff;
-  size_t count;
+  ncclFfmCall call;
+  ncclFfmFunction function;
   float a, b;
+  ncclFfmRmsNorm norm;
+  ncclFfmOptimizer optimizer;
   void *stream;
 };
 

@@ -68,9 +68,22 @@ class WordReducer {
   Accumulator x_[kPerWord] = {};
 };
 
-// Every element of a word passed through f, in the accumulator's type.
+// The elements of a word passed through f(x, i), in the accumulator's type. index is the first one's i; the others, of
+// `left` bytes in all, follow.
 template <class T, class F>
-NCCLFFM_DEVICE uint64_t mapWord(uint64_t word, F f);
+NCCLFFM_DEVICE uint64_t mapWord(uint64_t word, const F &f, uint64_t index, uint64_t left);
+
+// A functor and the first element of the buffer that it is for: where a word lies says which elements it holds.
+template <class F>
+struct Placed {
+  F f;
+  const void *base;
+};
+
+template <class T, class F>
+NCCLFFM_DEVICE uint64_t indexOf(const Placed<F> &placed, const char *address) {
+  return static_cast<uint64_t>(address - static_cast<const char *>(placed.base)) / sizeof(T);
+}
 
 }  // namespace ncclffm
 

@@ -24,9 +24,31 @@ void runBlock(const CallLaunch &launch, int block) {
   });
 }
 
+template <class T>
+ncclResult_t runFusedBlock(const FusedLaunch &launch, int block) {
+  const int blocks = launch.call.blocks;
+  switch (launch.function) {
+    case ncclFfmFunctionFusedScaleAllReduceSqrt:
+      return scaleAllReduceSqrt<T>(CoopBlock(), launch.comm, block, blocks, launch.call, launch.a, launch.b);
+    case ncclFfmFunctionFusedRmsNorm:
+      return allReduceRmsNorm<T>(CoopBlock(), launch.comm, block, blocks, launch.call, launch.norm);
+    default:
+      return allReduceUpdate<T>(CoopBlock(), launch.comm, block, blocks, launch.call, launch.optimizer,
+                                launch.function == ncclFfmFunctionFusedAdamW);
+  }
+}
+
 void runBlock(const FusedLaunch &launch, int block) {
-  fusedAllReduceKernel(CoopBlock(), launch.comm, block, launch.blocks, ncclFfmFunctionFusedScaleAllReduceSqrt,
-                       launch.buff, launch.buff, launch.count, ScaleAdd{launch.a, launch.b}, SqrtAbs());
+  switch (launch.call.datatype) {
+    case ncclFloat32:
+      runFusedBlock<float>(launch, block);
+      break;
+    case ncclFloat16:
+      runFusedBlock<Float16>(launch, block);
+      break;
+    default:
+      runFusedBlock<Bfloat16>(launch, block);
+  }
 }
 
 void runBlock(const PatternLaunch &launch, int block) {
@@ -105,7 +127,7 @@ Failure launch(const CallLaunch &launch) {
 }
 
 Failure launch(const FusedLaunch &launch) {
-  return enqueueBlocks(launch, launch.blocks);
+  return enqueueBlocks(launch, launch.call.blocks);
 }
 
 Failure launch(const PatternLaunch &launch) {

@@ -3,19 +3,13 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "../../include/ncclffm/fused.h"
 #include "../../include/ncclffm/impl/lsa_pattern.h"
 #include "../shim.h"
+#include "fused.cuh"
 #include "kernels.cuh"
 
 namespace ncclffm::shim {
 namespace {
-
-__global__ void __launch_bounds__(kThreadsPerBlock, 1)
-    scaleAllReduceSqrtKernel(const __grid_constant__ ncclFfmDevComm comm, float *buff, size_t count, float a, float b) {
-  fusedAllReduceKernel(CoopBlock(), comm, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x),
-                       ncclFfmFunctionFusedScaleAllReduceSqrt, buff, buff, count, ScaleAdd{a, b}, SqrtAbs());
-}
 
 __global__ void __launch_bounds__(kThreadsPerBlock, 1)
     writeLsaPatternKernel(ncclLsaWindow window, uint64_t offset, uint64_t bytes, uint64_t seed) {
@@ -76,9 +70,18 @@ Failure launch(const CallLaunch &launch) {
 }
 
 Failure launch(const FusedLaunch &launch) {
-  scaleAllReduceSqrtKernel<<<launch.blocks, kThreadsPerBlock, 0, static_cast<cudaStream_t>(launch.stream)>>>(
-      launch.comm, launch.buff, launch.count, launch.a, launch.b);
-  return lastLaunch("scaleAllReduceSqrtKernel");
+  const cudaStream_t stream = static_cast<cudaStream_t>(launch.stream);
+  switch (launch.call.datatype) {
+    case ncclFloat32:
+      launchFusedOf<float>(launch, stream);
+      break;
+    case ncclFloat16:
+      launchFusedOf<Float16>(launch, stream);
+      break;
+    default:
+      launchFusedOf<Bfloat16>(launch, stream);
+  }
+  return lastLaunch("a fused kernel");
 }
 
 Failure launch(const PatternLaunch &launch) {
@@ -102,9 +105,17 @@ Failure prime(void *stream) {
     failure = lastLaunch("callKernel");
   }
   if (!failure.empty()) return failure;
-  scaleAllReduceSqrtKernel<<<1, kThreadsPerBlock, 0, on>>>(ncclFfmDevComm{}, nullptr, 0, 0, 0);
-  failure = lastLaunch("scaleAllReduceSqrtKernel");
-  if (!failure.empty()) return failure;
+  for (ncclFfmFunction function :
+       {ncclFfmFunctionFusedScaleAllReduceSqrt, ncclFfmFunctionFusedRmsNorm, ncclFfmFunctionFusedAdamW}) {
+    for (int type : {ncclFloat32, ncclFloat16, ncclBfloat16}) {
+      FusedLaunch none = {};
+      none.function = function;
+      none.call.datatype = type;
+      none.stream = stream;
+      failure = launch(none);
+      if (!failure.empty()) return failure;
+    }
+  }
   writeLsaPatternKernel<<<1, kThreadsPerBlock, 0, on>>>(ncclLsaWindow{}, 0, 0, 0);
   failure = lastLaunch("writeLsaPatternKernel");
   if (!failure.empty()) return failure;

@@ -62,6 +62,18 @@ float contribution(int rank, uint64_t call, size_t i) {
   return std::ldexp(mantissa, static_cast<int>(h % 8));
 }
 
+// A sum, with protocol, algorithm and blocks left open.
+inline ncclFfmCall allReduceOf(const void *send, void *recv, size_t count, int datatype) {
+  ncclFfmCall call = {};
+  call.function = ncclFfmFunctionAllReduce;
+  call.datatype = datatype;
+  call.op = ncclSum;
+  call.count = count;
+  call.sendbuff = send;
+  call.recvbuff = recv;
+  return call;
+}
+
 struct Rank {
   DevComm comm;
   cudaStream_t stream;
@@ -77,9 +89,10 @@ class World {
  public:
   // Buffers of maxCount floats. prime(rank) launches every kernel of the program's own once, with nothing to do.
   template <class Prime>
-  World(int nRanks, uint64_t timeoutNs, size_t maxCount, Prime prime) : ranks(nRanks), maxCount_(maxCount) {
+  World(int nRanks, uint64_t timeoutNs, size_t maxCount, Prime prime, int nChannels = kChannels)
+      : ranks(nRanks), maxCount_(maxCount) {
     uint64_t windowBytes = 0;
-    SHIM(ncclFfmGetWindowBytes(nRanks, kChannels, kSlotBytes, &windowBytes));
+    SHIM(ncclFfmGetWindowBytes(nRanks, nChannels, kSlotBytes, &windowBytes));
     std::vector<void *> windows(nRanks);
     for (int r = 0; r < nRanks; ++r) {
       Rank &rank = ranks[r];
@@ -92,8 +105,8 @@ class World {
       CUDA(cudaMemset(rank.recv, 0, maxCount * sizeof(float)));
       CUDA(cudaMallocHost(&rank.hostSend, maxCount * sizeof(float)));
       CUDA(cudaMallocHost(&rank.hostRecv, maxCount * sizeof(float)));
-      CUDA(cudaMallocHost(&rank.ns, kChannels * sizeof(uint64_t)));
-      CUDA(cudaMallocHost(&rank.results, kChannels * sizeof(ncclResult_t)));
+      CUDA(cudaMallocHost(&rank.ns, nChannels * sizeof(uint64_t)));
+      CUDA(cudaMallocHost(&rank.results, nChannels * sizeof(ncclResult_t)));
       CUDA(cudaHostAlloc(&rank.status, sizeof(Status), cudaHostAllocMapped));
       memset(rank.status, 0, sizeof(Status));
       DevComm comm = {};
@@ -101,13 +114,13 @@ class World {
       comm.version = NCCLFFM_ABI_VERSION;
       comm.rank = r;
       comm.nRanks = nRanks;
-      comm.nChannels = kChannels;
+      comm.nChannels = nChannels;
       comm.slotBytes = kSlotBytes;
       comm.timeoutNs = timeoutNs;
-      CUDA(cudaMalloc(&comm.channels, kChannels * sizeof(Channel)));
-      CUDA(cudaMemset(comm.channels, 0, kChannels * sizeof(Channel)));
-      CUDA(cudaMalloc(&comm.pairs, kChannels * nRanks * sizeof(Pair)));
-      CUDA(cudaMemset(comm.pairs, 0, kChannels * nRanks * sizeof(Pair)));
+      CUDA(cudaMalloc(&comm.channels, nChannels * sizeof(Channel)));
+      CUDA(cudaMemset(comm.channels, 0, nChannels * sizeof(Channel)));
+      CUDA(cudaMalloc(&comm.pairs, nChannels * nRanks * sizeof(Pair)));
+      CUDA(cudaMemset(comm.pairs, 0, nChannels * nRanks * sizeof(Pair)));
       CUDA(cudaMalloc(&comm.peers, nRanks * sizeof(void *)));
       CUDA(cudaMalloc(&rank.sends, nRanks * sizeof(void *)));
       CUDA(cudaMalloc(&rank.recvs, nRanks * sizeof(void *)));

@@ -87,7 +87,9 @@ void launchesMatchFloat64(int nRanks) {
       world.verify("in place", call, &Rank::send, offset, count, false);
       world.fill(++call, offset, count);
       world.onEach([&](Rank &rank, int) {
-        SHIM(ncclFfmFusedScaleAllReduceSqrt(&rank.comm, rank.send + offset, count, kScale, kOffset, rank.stream));
+        float *x = rank.send + offset;
+        const ncclFfmCall fused = allReduceOf(x, x, count, ncclFloat32);
+        SHIM(ncclFfmFusedScaleAllReduceSqrt(&rank.comm, &fused, kScale, kOffset, rank.stream));
       });
       world.verify("fused", call, &Rank::send, offset, count, true);
     }
@@ -149,7 +151,7 @@ void rankThatNeverArrivesIsNamed() {
   for (int r = 0; r < 4; ++r) {
     if (r == kAbsent) continue;
     expectStatus("a rank that never arrives", world.ranks[r],
-                 {ncclTimeout, ncclFfmFunctionAllReduce, r, kAbsent, 0, 2, 0, 0, 1});
+                 {ncclTimeout, ncclFfmFunctionAllReduce, r, kAbsent, 0, 2, 0, 0, 1, {}, {}});
     uint64_t waited = world.ranks[r].status->waitedNs;
     check(waited >= 100 * kMs && waited < 1000 * kMs, "waited ns", static_cast<long long>(waited));
   }
@@ -171,7 +173,7 @@ void abortEndsAWaitThatHasNoDeadline() {
   check(cudaStreamQuery(rank.stream) == cudaErrorNotReady, "it did not wait");
   *const_cast<volatile uint32_t *>(&rank.status->abort) = 1;
   CUDA(cudaStreamSynchronize(rank.stream));
-  expectStatus("abort", rank, {ncclRemoteError, ncclFfmFunctionAllReduce, 0, 1, 0, 1, 0, 0, 1});
+  expectStatus("abort", rank, {ncclRemoteError, ncclFfmFunctionAllReduce, 0, 1, 0, 1, 0, 0, 1, {}, {}});
 }
 
 void secondCollectiveOnABusyChannelIsRefused() {
@@ -185,7 +187,7 @@ void secondCollectiveOnABusyChannelIsRefused() {
   allReduce(rank, rank.send, rank.recv, 100, other);
   CUDA(cudaStreamSynchronize(other));
   CUDA(cudaStreamSynchronize(rank.stream));
-  expectStatus("busy channel", rank, {ncclInvalidUsage, ncclFfmFunctionAllReduce, 0, kNobody, 0, 0, 0, 0, 1});
+  expectStatus("busy channel", rank, {ncclInvalidUsage, ncclFfmFunctionAllReduce, 0, kNobody, 0, 0, 0, 0, 1, {}, {}});
   CUDA(cudaStreamDestroy(other));
 }
 

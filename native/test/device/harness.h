@@ -154,8 +154,19 @@ class Group {
     return combined_;
   }
 
+  /// What the members bring, summed in the order of their ranks.
+  double sum(uint32_t rank, double value) {
+    values_[rank] = value;
+    arrive(rank, false, 0);
+    double sum = 0;
+    for (double v : values_) sum += v;
+    arrive(rank, false, 0);
+    return sum;
+  }
+
  private:
   const uint32_t size_;
+  std::vector<double> values_ = std::vector<double>(size_);
   std::mutex mutex_;
   std::condition_variable changed_;
   uint32_t arrived_ = 0;
@@ -196,6 +207,10 @@ struct CoopGroup {
   void sync() const { group->arrive(threadRank, false, 0); }
   bool syncAny(bool flag) const { return group->arrive(threadRank, flag, 0).any; }
   uint64_t syncBroadcast(uint64_t value) const { return group->arrive(threadRank, false, value).ofRank0; }
+  template <class V, int N>
+  void syncSum(V (&x)[N]) const {
+    for (V &value : x) value = static_cast<V>(group->sum(threadRank, value));
+  }
 };
 
 /// The memory of all ranks of a communicator.

@@ -53,7 +53,9 @@ void launchesOfOneThreadMatchTheSumInRankOrder() {
       for (int r = 0; r < kRanks; ++r) {
         if (fused) {
           recv[r] = send[r];
-          shim(ncclFfmFusedScaleAllReduceSqrt(&world.comm(r), recv[r].data(), count, 2, 1, streams[r]), "fused");
+          const ncclFfmCall call =
+              makeCall(ncclFfmFunctionAllReduce, recv[r].data(), recv[r].data(), count, ncclFloat32, ncclSum, 0, 0);
+          shim(ncclFfmFusedScaleAllReduceSqrt(&world.comm(r), &call, 2, 1, streams[r]), "fused");
         } else {
           const ncclFfmCall call =
               makeCall(ncclFfmFunctionAllReduce, send[r].data(), recv[r].data(), count, ncclFloat32, ncclSum, 0, 0);

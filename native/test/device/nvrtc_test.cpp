@@ -34,6 +34,28 @@ extern "C" __global__ void byGrid(DevComm comm, const float *in, float *out, uin
   ncclResult_t r = ncclDevAllReduce(thisGrid(), comm, in, out, n, ncclFloat32, ncclAvg, 0);
   if (threadIdx.x == 0 && blockIdx.x == 0) *result = r;
 }
+
+struct TimesIndex {
+  __device__ float operator()(float x, uint64_t i) const { return x * static_cast<float>(i); }
+};
+
+extern "C" __global__ void fused(DevComm comm, const Float16 *in, Float16 *out, uint64_t n, int *result) {
+  ncclResult_t r = fusedAllReduceKernel<Float16>(CoopBlock(), comm, static_cast<int>(blockIdx.x),
+                                                 static_cast<int>(gridDim.x), in, out, n, ncclSum, TimesIndex(),
+                                                 AddTo<Float16>{out});
+  if (threadIdx.x == 0) *result = r;
+}
+
+extern "C" __global__ void rmsNorm(const __grid_constant__ DevComm comm, const __grid_constant__ Call call,
+                                const __grid_constant__ RmsNorm n) {
+  allReduceRmsNorm<Bfloat16>(CoopBlock(), comm, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x), call, n);
+}
+
+extern "C" __global__ void update(const __grid_constant__ DevComm comm, const __grid_constant__ Call call,
+                                  const __grid_constant__ Optimizer optimizer) {
+  allReduceUpdate<float>(CoopBlock(), comm, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x), call, optimizer,
+                         true);
+}
 #endif
 )";
 

@@ -157,8 +157,8 @@ void badCommunicatorsAreRefusedWithAText() {
     expect("ncclFfmLaunch", ncclFfmLaunch(&comm, &call, nullptr), kBad, "ncclFfmLaunch: ");
     expect("ncclFfmChoose", ncclFfmChoose(&comm, &call), kBad, inText);
     expect("ncclFfmChoose", ncclFfmChoose(&comm, &call), kBad, "ncclFfmChoose: ");
-    expect("fused", ncclFfmFusedScaleAllReduceSqrt(&comm, at(64), 8, 2, 1, nullptr), kBad, inText);
-    expect("fused", ncclFfmFusedScaleAllReduceSqrt(&comm, at(64), 8, 2, 1, nullptr), kBad,
+    expect("fused", ncclFfmFusedScaleAllReduceSqrt(&comm, &call, 2, 1, nullptr), kBad, inText);
+    expect("fused", ncclFfmFusedScaleAllReduceSqrt(&comm, &call, 2, 1, nullptr), kBad,
            "ncclFfmFusedScaleAllReduceSqrt: ");
   };
   with("magic is 0x00000007", [](ncclFfmDevComm &c) { c.magic = 7; });
@@ -182,7 +182,7 @@ void badCommunicatorsAreRefusedWithAText() {
   ncclFfmCall call = goodCall(ncclFfmFunctionAllReduce);
   expect("no comm", ncclFfmLaunch(nullptr, &call, nullptr), kBad, "comm is null");
   expect("no comm", ncclFfmChoose(nullptr, &call), kBad, "comm is null");
-  expect("no comm", ncclFfmFusedScaleAllReduceSqrt(nullptr, at(64), 8, 2, 1, nullptr), kBad, "comm is null");
+  expect("no comm", ncclFfmFusedScaleAllReduceSqrt(nullptr, &call, 2, 1, nullptr), kBad, "comm is null");
   expect("no call", ncclFfmLaunch(&world.comm(0), nullptr, nullptr), kBad, "ncclFfmLaunch: call is null");
   expect("no call", ncclFfmChoose(&world.comm(0), nullptr), kBad, "ncclFfmChoose: call is null");
   check(launches.empty() && fusedLaunches.empty(), "a bad communicator launched something");
@@ -250,7 +250,6 @@ void badCallsAreRefusedWithATextAndLaunchNothing() {
   ncclFfmCall call = goodCall(kAllReduce);
   expect("occupancy", ncclFfmLaunch(&comm, &call, nullptr), ncclUnhandledCudaError, "ncclFfmLaunch: no such device");
   shim::noBlocks.clear();
-  expect("fused null", ncclFfmFusedScaleAllReduceSqrt(&comm, nullptr, 8, 2, 1, nullptr), kBad, "must not be null");
 
   uint64_t n;
   expect("window", ncclFfmGetWindowBytes(0, 4, 512, &n), kBad, "0 ranks");
@@ -404,6 +403,152 @@ void choicesAreFilledInAndKept() {
   shim::fitting = std::numeric_limits<int>::max();
 }
 
+ncclFfmRmsNorm goodNorm() {
+  return {2, 4, at(3 << 20), at(4 << 20), 1e-5f, 0};
+}
+
+ncclFfmOptimizer goodOptimizer() {
+  return {at(3 << 20), at(4 << 20), at(5 << 20), nullptr, nullptr, 1, 0.1f, 0.9f, 0.99f, 1e-8f, 0.01f, 1};
+}
+
+void badFusedCallsAreRefusedWithATextAndLaunchNothing() {
+  World world(kRanks, kChannels, 512, kMs);
+  const ncclFfmDevComm *comm = &world.comm(1);
+  constexpr uint32_t kAllReduce = ncclFfmFunctionAllReduce;
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+
+  auto call = [&](const char *inText, auto change) {
+    ncclFfmCall bad = goodCall(kAllReduce);
+    change(bad);
+    const ncclFfmRmsNorm norm = goodNorm();
+    const ncclFfmOptimizer optimizer = goodOptimizer();
+    expect("scale", ncclFfmFusedScaleAllReduceSqrt(comm, &bad, 2, 1, nullptr), kBad, inText);
+    expect("norm", ncclFfmFusedRmsNorm(comm, &bad, &norm, nullptr), kBad, inText);
+    expect("sgd", ncclFfmFusedSgd(comm, &bad, &optimizer, nullptr), kBad, inText);
+    expect("adamw", ncclFfmFusedAdamW(comm, &bad, &optimizer, nullptr), kBad, inText);
+  };
+  call("datatype 2: float16 (6), float32 (7) and bfloat16 (9)", [](ncclFfmCall &c) { c.datatype = ncclInt32; });
+  call("protocol 2", [](ncclFfmCall &c) { c.protocol = ncclFfmProtocolLL128; });
+  call("algorithm 3", [](ncclFfmCall &c) { c.algorithm = ncclFfmAlgorithmRing; });
+  call("sendbuff (nil)", [](ncclFfmCall &c) { c.sendbuff = nullptr; });
+  call("recvbuff 0x200002", [](ncclFfmCall &c) { c.recvbuff = at((2 << 20) + 2); });
+  call("overlap", [](ncclFfmCall &c) { c.recvbuff = at((1 << 20) + 4); });
+  call("do not fit an address", [](ncclFfmCall &c) { c.count = uint64_t{1} << 62; });
+  call("-1 blocks", [](ncclFfmCall &c) { c.blocks = -1; });
+  call("5 blocks: 4 fit", [](ncclFfmCall &c) {
+    c.blocks = 5;
+    shim::fitting = 4;
+  });
+  shim::fitting = std::numeric_limits<int>::max();
+
+  auto norm = [&](const char *inText, auto change) {
+    ncclFfmCall c = goodCall(kAllReduce);
+    ncclFfmRmsNorm bad = goodNorm();
+    change(c, bad);
+    expect("norm", ncclFfmFusedRmsNorm(comm, &c, &bad, nullptr), kBad, inText);
+  };
+  norm("hidden 0", [](ncclFfmCall &, ncclFfmRmsNorm &n) { n.hidden = 0; });
+  norm("eps -0.1", [](ncclFfmCall &, ncclFfmRmsNorm &n) { n.eps = -0.1f; });
+  norm("eps nan", [&](ncclFfmCall &, ncclFfmRmsNorm &n) { n.eps = nan; });
+  norm("count 8 is not 3 tokens of 4", [](ncclFfmCall &, ncclFfmRmsNorm &n) { n.tokens = 3; });
+  norm("count 8 is not 0 tokens of 4", [](ncclFfmCall &, ncclFfmRmsNorm &n) { n.tokens = 0; });
+  norm("count 8 is not 4611686018427387906 tokens of 4",
+       [](ncclFfmCall &, ncclFfmRmsNorm &n) { n.tokens = (uint64_t{1} << 62) + 2; });
+  norm("weight (nil)", [](ncclFfmCall &, ncclFfmRmsNorm &n) { n.weight = nullptr; });
+  norm("out (nil)", [](ncclFfmCall &, ncclFfmRmsNorm &n) { n.out = nullptr; });
+  norm("out 0x400002: it must not be null, and aligned to an element of 4 bytes",
+       [](ncclFfmCall &, ncclFfmRmsNorm &n) { n.out = at((4 << 20) + 2); });
+  norm("sendbuff 0x200000 and recvbuff 0x200000", [](ncclFfmCall &c, ncclFfmRmsNorm &) { c.sendbuff = c.recvbuff; });
+  norm("weight 0x3ffffc and out 0x400000", [](ncclFfmCall &, ncclFfmRmsNorm &n) { n.weight = at((4 << 20) - 4); });
+  norm("weight 0x200000 and recvbuff", [](ncclFfmCall &c, ncclFfmRmsNorm &n) { n.weight = c.recvbuff; });
+  norm("out 0x200000 and recvbuff", [](ncclFfmCall &c, ncclFfmRmsNorm &n) { n.out = c.recvbuff; });
+  norm("out 0x100004 and sendbuff", [](ncclFfmCall &, ncclFfmRmsNorm &n) { n.out = at((1 << 20) + 4); });
+  ncclFfmCall good = goodCall(kAllReduce);
+  expect("no norm", ncclFfmFusedRmsNorm(comm, &good, nullptr, nullptr), kBad, "norm is null");
+  expect("no call", ncclFfmFusedScaleAllReduceSqrt(comm, nullptr, 2, 1, nullptr), kBad, "call is null");
+
+  auto both = [&](const char *inText, auto change) {
+    ncclFfmOptimizer bad = goodOptimizer();
+    change(bad);
+    expect("sgd", ncclFfmFusedSgd(comm, &good, &bad, nullptr), kBad, inText);
+    expect("adamw", ncclFfmFusedAdamW(comm, &good, &bad, nullptr), kBad, inText);
+  };
+  both("learningRate -1", [](ncclFfmOptimizer &o) { o.learningRate = -1; });
+  both("learningRate nan", [&](ncclFfmOptimizer &o) { o.learningRate = nan; });
+  both("weightDecay -1", [](ncclFfmOptimizer &o) { o.weightDecay = -1; });
+  both("maxNorm -1", [](ncclFfmOptimizer &o) { o.maxNorm = -1; });
+  both("maxNorm inf", [](ncclFfmOptimizer &o) { o.maxNorm = std::numeric_limits<float>::infinity(); });
+  both(" 1: it must be in [0, 1)", [](ncclFfmOptimizer &o) { o.beta1 = 1; });
+  both("weights (nil)", [](ncclFfmOptimizer &o) { o.weights = nullptr; });
+  both("momentum 0x400002", [](ncclFfmOptimizer &o) { o.momentum = at((4 << 20) + 2); });
+  both("weights 0x300000 and momentum 0x300000", [](ncclFfmOptimizer &o) { o.momentum = o.weights; });
+  both("weights 0x200000 and recvbuff", [&](ncclFfmOptimizer &o) { o.weights = static_cast<float *>(good.recvbuff); });
+  both("and weightCopy 0x300000 of 32 and 16 bytes overlap",
+       [](ncclFfmOptimizer &o) { o.weightCopy = reinterpret_cast<uint16_t *>(o.weights); });
+  auto adamW = [&](const char *inText, auto change) {
+    ncclFfmOptimizer bad = goodOptimizer();
+    change(bad);
+    expect("adamw", ncclFfmFusedAdamW(comm, &good, &bad, nullptr), kBad, inText);
+  };
+  adamW("beta2 -0.5", [](ncclFfmOptimizer &o) { o.beta2 = -0.5f; });
+  adamW("eps -1", [](ncclFfmOptimizer &o) { o.eps = -1; });
+  adamW("step 0", [](ncclFfmOptimizer &o) { o.step = 0; });
+  adamW("steps 0x2", [](ncclFfmOptimizer &o) { o.steps = reinterpret_cast<uint32_t *>(2); });
+  adamW("variance (nil)", [](ncclFfmOptimizer &o) { o.variance = nullptr; });
+  expect("no optimizer", ncclFfmFusedSgd(comm, &good, nullptr, nullptr), kBad, "optimizer is null");
+  check(fusedLaunches.empty(), "a bad fused call launched something");
+}
+
+void fusedLaunchesAreWhatTheCallsSay() {
+  World world(kRanks, kChannels, 512, kMs);
+  const ncclFfmDevComm *comm = &world.comm(0);
+  ncclFfmCall none = goodCall(ncclFfmFunctionAllReduce);
+  none.count = 0;
+  none.sendbuff = none.recvbuff = nullptr;
+  const ncclFfmRmsNorm noNorm = {0, 4, nullptr, nullptr, 1, 0};
+  ncclFfmOptimizer o = goodOptimizer();
+  check(ncclFfmFusedScaleAllReduceSqrt(comm, &none, 2, 1, nullptr) == ncclSuccess &&
+            ncclFfmFusedRmsNorm(comm, &none, &noNorm, nullptr) == ncclSuccess &&
+            ncclFfmFusedSgd(comm, &none, &o, nullptr) == ncclSuccess &&
+            ncclFfmFusedAdamW(comm, &none, &o, nullptr) == ncclSuccess && fusedLaunches.empty(),
+        "nothing to do: %s", ncclFfmGetLastError());
+
+  ncclFfmCall call = goodCall(ncclFfmFunctionSend);  // is not looked at
+  call.count = 3000;
+  call.op = ncclMax;
+  check(ncclFfmFusedScaleAllReduceSqrt(comm, &call, 2, 1, at(128)) == ncclSuccess && fusedLaunches.size() == 1,
+        "scale: %s", ncclFfmGetLastError());
+  const shim::FusedLaunch &scale = fusedLaunches.back();
+  check(scale.call.blocks == 3 && scale.call.function == ncclFfmFunctionAllReduce && scale.call.op == ncclSum &&
+            scale.call.protocol == ncclFfmProtocolLL && scale.a == 2 && scale.b == 1 && scale.stream == at(128) &&
+            scale.comm.rank == 0 && scale.function == ncclFfmFunctionFusedScaleAllReduceSqrt,
+        "scale: %d blocks, function %u", scale.call.blocks, scale.function);
+
+  // A block has whole tokens: there are no more blocks than tokens.
+  const ncclFfmRmsNorm norm = {2, 1500, at(3 << 20), at(4 << 20), 1e-5f, 0};
+  check(ncclFfmFusedRmsNorm(comm, &call, &norm, nullptr) == ncclSuccess && fusedLaunches.back().call.blocks == 2,
+        "norm: %d blocks: %s", fusedLaunches.back().call.blocks, ncclFfmGetLastError());
+
+  // Whatever must be equal on all ranks makes another hash; what need not be, does not.
+  auto rootOf = [&](auto change) {
+    ncclFfmOptimizer other = goodOptimizer();
+    change(other);
+    check(ncclFfmFusedAdamW(comm, &call, &other, nullptr) == ncclSuccess && fusedLaunches.back().call.op == ncclAvg,
+          "adamw: %s", ncclFfmGetLastError());
+    return fusedLaunches.back().call.root;
+  };
+  const int32_t root = rootOf([](ncclFfmOptimizer &) {});
+  check(root == rootOf([](ncclFfmOptimizer &b) { b.weights = at(9 << 20); }), "the address of the weights is hashed");
+  check(root != rootOf([](ncclFfmOptimizer &b) { b.learningRate = 0.2f; }), "learningRate is not hashed");
+  check(root != rootOf([](ncclFfmOptimizer &b) { b.beta1 = 0.2f; }), "beta1 is not hashed");
+  check(root != rootOf([](ncclFfmOptimizer &b) { b.beta2 = 0.2f; }), "beta2 is not hashed");
+  check(root != rootOf([](ncclFfmOptimizer &b) { b.eps = 0.2f; }), "eps is not hashed");
+  check(root != rootOf([](ncclFfmOptimizer &b) { b.weightDecay = 0.2f; }), "weightDecay is not hashed");
+  check(root != rootOf([](ncclFfmOptimizer &b) { b.maxNorm = 0.2f; }), "maxNorm is not hashed");
+  check(root != rootOf([](ncclFfmOptimizer &b) { b.step = 2; }), "step is not hashed");
+  fusedLaunches.clear();
+}
+
 // A rank may take the short way for a small all-reduce (smallAllReduceBytes) while another asks the table.
 void shortWayIsWhatTheTableSays() {
   for (int nRanks : {1, 2, 3, 4, 8, 63, 1000}) {
@@ -447,14 +592,6 @@ void nothingToDoLaunchesNothingButABarrier() {
     check(code == ncclSuccess && launches.size() == (function == ncclFfmFunctionBarrier ? 1 : 0),
           "function %u of no elements: %d, %zu launches: %s", function, code, launches.size(), ncclFfmGetLastError());
   }
-  check(
-      ncclFfmFusedScaleAllReduceSqrt(&world.comm(0), nullptr, 0, 2, 1, nullptr) == ncclSuccess && fusedLaunches.empty(),
-      "nothing to do: %s", ncclFfmGetLastError());
-  check(ncclFfmFusedScaleAllReduceSqrt(&world.comm(0), at(64), 3000, 2, 1, at(128)) == ncclSuccess &&
-            fusedLaunches.size() == 1 && fusedLaunches[0].blocks == 3 && fusedLaunches[0].buff == at(64) &&
-            fusedLaunches[0].count == 3000 && fusedLaunches[0].a == 2 && fusedLaunches[0].b == 1 &&
-            fusedLaunches[0].stream == at(128),
-        "fused: %s", ncclFfmGetLastError());
 }
 
 void failureOfALaunchIsAnUnhandledCudaErrorWithItsText() {
@@ -464,7 +601,7 @@ void failureOfALaunchIsAnUnhandledCudaErrorWithItsText() {
   shim::nextFailure = "no such stream";
   expect("launch", ncclFfmLaunch(&world.comm(0), &call, nullptr), ncclUnhandledCudaError,
          "ncclFfmLaunch: no such stream");
-  expect("fused", ncclFfmFusedScaleAllReduceSqrt(&world.comm(0), p, 8, 2, 1, nullptr), ncclUnhandledCudaError,
+  expect("fused", ncclFfmFusedScaleAllReduceSqrt(&world.comm(0), &call, 2, 1, nullptr), ncclUnhandledCudaError,
          "ncclFfmFusedScaleAllReduceSqrt: no such stream");
   ncclLsaWindow window = {p, sizeof p, nullptr};
   expect("pattern", ncclFfmLsaWritePattern(&window, 0, 8, 1, nullptr), ncclUnhandledCudaError,
@@ -627,6 +764,8 @@ void layoutsAreComplete() {
                                                     {"ncclLsa", sizeof(ncclLsa)},
                                                     {"ncclFfmLayout", sizeof(ncclFfmLayout)},
                                                     {"ncclFfmTaskRecord", sizeof(ncclFfmTaskRecord)},
+                                                    {"ncclFfmRmsNorm", sizeof(ncclFfmRmsNorm)},
+                                                    {"ncclFfmOptimizer", sizeof(ncclFfmOptimizer)},
                                                     {"ncclFfmTask", sizeof(ncclFfmTask)},
                                                     {"ncclFfmTaskLane", sizeof(ncclFfmTaskLane)},
                                                     {"ncclFfmTaskShared", sizeof(ncclFfmTaskShared)},
@@ -658,6 +797,8 @@ int main() {
   using namespace ncclffm::test;
   badCommunicatorsAreRefusedWithAText();
   badCallsAreRefusedWithATextAndLaunchNothing();
+  badFusedCallsAreRefusedWithATextAndLaunchNothing();
+  fusedLaunchesAreWhatTheCallsSay();
   rangesOutsideALsaWindowAreRefusedAndLaunchNothing();
   choicesAreFilledInAndKept();
   shortWayIsWhatTheTableSays();

@@ -14,7 +14,7 @@ typedef signed long long int64_t;
 typedef unsigned long long uint64_t;
 typedef unsigned long long uintptr_t;
 #ifndef offsetof
-#define offsetof(type, field) __builtin_offsetof(type, field)
+#define offsetof(type, field) __INTADDR__(&((type *)nullptr)->field)
 #endif
 #else
 #include <stddef.h>

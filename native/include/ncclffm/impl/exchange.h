@@ -110,7 +110,8 @@ NCCLFFM_DEVICE void loadUnit(const ConstSpan &span, uint32_t alignment, uint32_t
                              uint64_t (&words)[P::kWords]) {
   NCCLFFM_UNROLL
   for (int w = 0; w < P::kWords; ++w) {
-    words[w] = w < P::wordsOf(unit) ? mapWord<T>(loadWord(span, alignment, P::firstWord(unit) + w), prologue) : 0;
+    const uint64_t i = P::firstWord(unit) + w, left = i * 8 < span.bytes ? span.bytes - i * 8 : 0;
+    words[w] = w < P::wordsOf(unit) ? mapWordAt<T>(loadWord(span, alignment, i), prologue, span.base + i * 8, left) : 0;
   }
 }
 
@@ -119,7 +120,10 @@ NCCLFFM_DEVICE void storeUnit(const MutableSpan &span, uint32_t alignment, uint3
                               const uint64_t (&words)[P::kWords]) {
   NCCLFFM_UNROLL
   for (int w = 0; w < P::kWords; ++w) {
-    if (w < P::wordsOf(unit)) storeWord(span, alignment, P::firstWord(unit) + w, mapWord<T>(words[w], epilogue));
+    const uint64_t i = P::firstWord(unit) + w, left = i * 8 < span.bytes ? span.bytes - i * 8 : 0;
+    if (w < P::wordsOf(unit)) {
+      storeWord(span, alignment, i, mapWordAt<T>(words[w], epilogue, span.base + i * 8, left));
+    }
   }
 }
 
@@ -343,9 +347,42 @@ NCCLFFM_DEVICE ncclResult_t syncReady(const Session &session) {
                                                                      : ncclSuccess;
 }
 
-// A step by Simple: data, then one letter, which also says that the exchange has begun.
-template <class T, class Coop>
-NCCLFFM_DEVICE ncclResult_t runStepOfSimple(ChannelSession<Coop> &session, const Step &step, const CallContext &call) {
+// Copies a buffer, through a prologue.
+template <class T>
+NCCLFFM_DEVICE void copyThrough(Share share, char *to, const ConstSpan &from, const Identity &) {
+  copyBytes(share, to, from.base, from.bytes, from.elementBytes);
+}
+
+template <class T>
+NCCLFFM_DEVICE void copyThrough(Share share, char *to, const ConstSpan &from, const Placed<Identity> &) {
+  copyBytes(share, to, from.base, from.bytes, from.elementBytes);
+}
+
+template <class T, class F>
+NCCLFFM_DEVICE void copyThrough(Share share, char *to, const ConstSpan &from, const Placed<F> &prologue) {
+  reduceMapped<T>(share, onePlace(const_cast<char *>(from.base)), kEverybody, onePlace(to), from.bytes,
+                  {ncclSum, 1, true}, indexOf<T>(prologue, from.base), prologue.f, Identity());
+}
+
+// Reduces buffers, this member's through a prologue, the result through an epilogue.
+template <class T>
+NCCLFFM_DEVICE void reduceThrough(Share share, const Places &from, char *to, uint64_t bytes, const Reduction &reduction,
+                                  const Identity &, const Identity &) {
+  reduceSpans<T>(share, from, onePlace(to), bytes, reduction);
+}
+
+template <class T, class Prologue, class Epilogue>
+NCCLFFM_DEVICE void reduceThrough(Share share, const Places &from, char *to, uint64_t bytes, const Reduction &reduction,
+                                  const Placed<Prologue> &prologue, const Placed<Epilogue> &epilogue) {
+  reduceMapped<T>(share, from, from.self, onePlace(to), bytes, reduction, indexOf<T>(epilogue, to), prologue.f,
+                  epilogue.f);
+}
+
+// A step by Simple: data, then one letter, which also says that the exchange has begun. Prologue and epilogue as in
+// runStepOfLines; both are Identity, or both are Placed.
+template <class T, class Coop, class Prologue, class Epilogue>
+NCCLFFM_DEVICE ncclResult_t runStepOfSimple(ChannelSession<Coop> &session, const Step &step, const CallContext &call,
+                                            Prologue prologue, Epilogue epilogue) {
   const DevComm &comm = session.comm();
   const Team &team = step.team;
   const Share share = {session.coop().rank(), session.coop().size()};
@@ -363,7 +400,7 @@ NCCLFFM_DEVICE ncclResult_t runStepOfSimple(ChannelSession<Coop> &session, const
       if (!step.gives(team.self, member)) continue;
       const ConstSpan span = asConst(step.send.chunk(member, done, capacity, call.elementBytes));
       acquireForSanitizer(mailboxOf(comm, team.rank(member), site.channel, team.rank(member)));
-      copyBytes(share, loadPeer(comm.peers, team.rank(member)) + outOffset, span.base, span.bytes, call.elementBytes);
+      copyThrough<T>(share, loadPeer(comm.peers, team.rank(member)) + outOffset, span, prologue);
     }
     if (holds(Rule::kDataBeforeFlag)) session.tellReady();
     ncclResult_t result = syncReady(session);
@@ -373,8 +410,8 @@ NCCLFFM_DEVICE ncclResult_t runStepOfSimple(ChannelSession<Coop> &session, const
         char *slots = inbox + static_cast<uint64_t>(team.first) * comm.slotBytes;
         if (step.gives(team.self, team.self)) {
           const MutableSpan own = step.send.chunk(team.self, done, capacity, call.elementBytes);
-          reduceSpans<T>(share, {nullptr, 0, own.base, slots, stride, team.self, team.size},
-                         onePlace(step.recv.base + done), own.bytes, {call.op, call.nRanks, step.finishes});
+          reduceThrough<T>(share, {nullptr, 0, own.base, slots, stride, team.self, team.size}, step.recv.base + done,
+                           own.bytes, {call.op, call.nRanks, step.finishes}, prologue, epilogue);
         }
       }
     } else if (result == ncclSuccess) {
@@ -416,7 +453,7 @@ NCCLFFM_DEVICE ncclResult_t runStep(ChannelSession<Coop> &session, uint32_t prot
   if constexpr (kWays == Ways::kAll) {
     if (protocol == ncclFfmProtocolLL128) return runStepOfLines<LL128, T>(session, step, call, Identity(), Identity());
   }
-  return runStepOfSimple<T>(session, step, call);
+  return runStepOfSimple<T>(session, step, call, Identity(), Identity());
 }
 
 }  // namespace ncclffm

@@ -126,17 +126,29 @@ NCCLFFM_DEVICE uint64_t WordReducer<T>::finish(int op, int nRanks) {
 }
 
 template <class T, class F>
-NCCLFFM_DEVICE uint64_t mapWord(uint64_t word, F f) {
+NCCLFFM_DEVICE uint64_t mapWord(uint64_t word, const F &f, uint64_t index, uint64_t left) {
   auto elements = bitCast<WordElements<T>>(word);
   NCCLFFM_UNROLL
-  for (int k = 0; k < WordReducer<T>::kPerWord; ++k) {
-    elements.element[k] = ElementType<T>::store(f(ElementType<T>::load(elements.element[k])));
+  for (uint32_t k = 0; k < 8 / sizeof(T); ++k) {
+    if (k * sizeof(T) >= left) break;
+    elements.element[k] = ElementType<T>::store(f(ElementType<T>::load(elements.element[k]), index + k));
   }
   return bitCast<uint64_t>(elements);
 }
 
 template <class T>
-NCCLFFM_DEVICE uint64_t mapWord(uint64_t word, Identity) {
+NCCLFFM_DEVICE uint64_t mapWord(uint64_t word, const Identity &, uint64_t, uint64_t) {
+  return word;
+}
+
+// Of a word at an address.
+template <class T, class F>
+NCCLFFM_DEVICE uint64_t mapWordAt(uint64_t word, const Placed<F> &placed, const char *address, uint64_t left) {
+  return mapWord<T>(word, placed.f, indexOf<T>(placed, address), left);
+}
+
+template <class T>
+NCCLFFM_DEVICE uint64_t mapWordAt(uint64_t word, const Identity &, const char *, uint64_t) {
   return word;
 }
 

@@ -209,6 +209,106 @@ NCCLFFM_DEVICE_CALL void reduceSpans(Share share, Places from, Places to, uint64
   reduceElements<T>(share, from, to, head, vectors * 16, bytes, reduction);
 }
 
+// Vectors of buffers that are all aligned to one, reduced through functors; one vector in i, i + stride ...
+template <class T, int kAtOnce, class Prologue, class Epilogue>
+NCCLFFM_DEVICE void reduceMappedAt(const Places &from, int mapped, const Places &to, uint64_t i, uint64_t stride,
+                                   const Reduction &reduction, uint64_t index, const Prologue &prologue,
+                                   const Epilogue &epilogue) {
+  constexpr uint64_t kPerWord = 8 / sizeof(T);
+  WordReducer<T> sum[kAtOnce][2];
+  NCCLFFM_NO_UNROLL
+  for (int base = 0; base < from.n; base += 2) {
+    Vec16 vec[2][kAtOnce];
+    NCCLFFM_UNROLL
+    for (int m = 0; m < 2; ++m) {
+      const char *source = from(base + m < from.n ? base + m : base);
+      NCCLFFM_UNROLL
+      for (int k = 0; k < kAtOnce; ++k) vec[m][k] = loadVec16<16>(source + (i + k * stride) * sizeof(Vec16));
+    }
+    NCCLFFM_UNROLL
+    for (int m = 0; m < 2; ++m) {
+      if (base + m >= from.n) break;
+      const bool isMapped = mapped < 0 || base + m == mapped;
+      NCCLFFM_UNROLL
+      for (int k = 0; k < kAtOnce; ++k) {
+        NCCLFFM_UNROLL
+        for (int w = 0; w < 2; ++w) {
+          uint64_t word = vec[m][k].word[w];
+          if (isMapped) word = mapWord<T>(word, prologue, index + (2 * (i + k * stride) + w) * kPerWord, 8);
+          if (base + m == 0) {
+            sum[k][w].start(word);
+          } else {
+            sum[k][w].add(word, reduction.op);
+          }
+        }
+      }
+    }
+  }
+  NCCLFFM_UNROLL
+  for (int k = 0; k < kAtOnce; ++k) {
+    Vec16 result;
+    NCCLFFM_UNROLL
+    for (int w = 0; w < 2; ++w) {
+      result.word[w] = mapWord<T>(sum[k][w].finish(reduction.lastOp(), reduction.nRanks), epilogue,
+                                  index + (2 * (i + k * stride) + w) * kPerWord, 8);
+    }
+    NCCLFFM_NO_UNROLL
+    for (int t = 0; t < to.n; ++t) storeAs(to(t) + (i + k * stride) * sizeof(Vec16), result);
+  }
+}
+
+// reduceSpans with functors: the buffer `mapped`, or every one if it is negative, goes through the prologue first, the
+// result through the epilogue. index is that of the first element, for both.
+template <class T, class Prologue, class Epilogue>
+NCCLFFM_DEVICE void reduceMapped(Share share, const Places &from, int mapped, const Places &to, uint64_t bytes,
+                                 const Reduction &reduction, uint64_t index, const Prologue &prologue,
+                                 const Epilogue &epilogue) {
+  uintptr_t all = 0;
+  NCCLFFM_NO_UNROLL
+  for (int s = 0; s < from.n; ++s) all |= reinterpret_cast<uintptr_t>(from(s));
+  NCCLFFM_NO_UNROLL
+  for (int t = 0; t < to.n; ++t) all |= reinterpret_cast<uintptr_t>(to(t));
+  const uint64_t vectors = all % 16 == 0 ? bytes / 16 : 0;
+  uint64_t i = share.thread;
+  NCCLFFM_NO_UNROLL
+  for (; i + (kInFlight - 1) * share.nThreads < vectors; i += kInFlight * share.nThreads) {
+    reduceMappedAt<T, kInFlight>(from, mapped, to, i, share.nThreads, reduction, index, prologue, epilogue);
+  }
+  NCCLFFM_NO_UNROLL
+  for (; i < vectors; i += share.nThreads) {
+    reduceMappedAt<T, 1>(from, mapped, to, i, 0, reduction, index, prologue, epilogue);
+  }
+  // What is left, or not aligned, word by word.
+  NCCLFFM_NO_UNROLL
+  for (uint64_t w = vectors * 2 + share.thread; w * 8 < bytes; w += share.nThreads) {
+    const uint64_t first = index + w * (8 / sizeof(T)), left = bytes - w * 8;
+    WordReducer<T> sum;
+    NCCLFFM_NO_UNROLL
+    for (int s = 0; s < from.n; ++s) {
+      const ConstSpan span = {from(s), bytes, sizeof(T)};
+      uint64_t word = loadWord(span, span.alignment(), w);
+      if (mapped < 0 || s == mapped) word = mapWord<T>(word, prologue, first, left);
+      if (s == 0) {
+        sum.start(word);
+      } else {
+        sum.add(word, reduction.op);
+      }
+    }
+    const uint64_t result = mapWord<T>(sum.finish(reduction.lastOp(), reduction.nRanks), epilogue, first, left);
+    NCCLFFM_NO_UNROLL
+    for (int t = 0; t < to.n; ++t) {
+      const MutableSpan span = {to(t), bytes, sizeof(T)};
+      storeWord(span, span.alignment(), w, result);
+    }
+  }
+}
+
+template <class T>
+NCCLFFM_DEVICE void reduceMapped(Share share, const Places &from, int, const Places &to, uint64_t bytes,
+                                 const Reduction &reduction, uint64_t, const Identity &, const Identity &) {
+  reduceSpans<T>(share, from, to, bytes, reduction);
+}
+
 }  // namespace ncclffm
 
 #endif  // NCCLFFM_IMPL_REDUCE_SPANS_H_

@@ -13,9 +13,12 @@ import io.ncclffm.core.LocalWorld;
 import io.ncclffm.core.NcclGroup;
 import io.ncclffm.core.NcclWindow;
 import io.ncclffm.core.ReduceOp;
+import io.ncclffm.device.AdamW;
 import io.ncclffm.device.DeviceCommunicator;
 import io.ncclffm.device.FusedKernels;
 import io.ncclffm.device.LaunchChoice;
+import io.ncclffm.device.OptimizerState;
+import io.ncclffm.device.Sgd;
 import io.ncclffm.device.TaskQueue;
 import io.ncclffm.device.TaskQueueConfig;
 import io.ncclffm.device.TaskSymbol;
@@ -293,17 +296,45 @@ class AllocationTest {
   }
 
   @Test
-  void fusedKernel() {
+  void fusedKernels() {
     TestRanks.assumeShim();
-    assertAllocatesNothing(
-        (rank, x) -> {
-          DeviceCommunicator comm = DeviceCommunicator.create(rank.communicator());
-          DeviceBuffer mine = x.of(rank);
-          return () -> {
-            FusedKernels.scaleAllReduceSqrt(comm, mine, 0, 1, rank.stream());
-            FusedKernels.scaleAllReduceSqrt(comm, mine, 1, COUNT, 0, 1, rank.stream());
-          };
-        });
+    AdamW adamW = new AdamW(0.01f);
+    Sgd sgd = new Sgd(0.01f, 0.9f);
+    DeviceBuffer[][] buffers = new DeviceBuffer[RANKS][4];
+    try {
+      assertAllocatesNothing(
+          (rank, x) -> {
+            DeviceBuffer[] more = buffers[rank.rank()];
+            for (int i = 0; i < more.length; i++) {
+              more[i] = DeviceBuffer.allocate(rank.device(), DataType.FLOAT32, x.of(rank).count());
+              more[i].fill((byte) 0, rank.stream());
+            }
+            rank.stream().synchronize();
+            DeviceCommunicator comm = DeviceCommunicator.create(rank.communicator());
+            LsaWindow window = LsaWindow.create(rank.communicator(), 2048);
+            DeviceBuffer mine = x.of(rank);
+            OptimizerState state = OptimizerState.ofAdamW(more[0], more[1], more[2]);
+            CudaStream stream = rank.stream();
+            LaunchChoice auto = LaunchChoice.AUTO;
+            return () -> {
+              FusedKernels.scaleAllReduceSqrt(comm, mine, 0, 1, stream);
+              FusedKernels.scaleAllReduceSqrt(comm, mine, 1, COUNT, 0, 1, stream);
+              FusedKernels.scaleAllReduceSqrt(
+                  comm, window, 0, window, 0, DataType.FLOAT32, COUNT, 0, 1, stream, auto);
+              FusedKernels.allReduceRmsNorm(comm, mine, more[2], more[3], mine, 1, 1, stream);
+              FusedKernels.sgd(comm, mine, state, sgd, stream);
+              FusedKernels.adamW(comm, mine, state, adamW, 1, stream);
+            };
+          });
+    } finally {
+      for (DeviceBuffer[] ofRank : buffers) {
+        for (DeviceBuffer buffer : ofRank) {
+          if (buffer != null) {
+            buffer.close();
+          }
+        }
+      }
+    }
   }
 
   @Test

@@ -13,6 +13,7 @@ import io.ncclffm.core.DeviceBuffer;
 import io.ncclffm.core.LocalWorld;
 import io.ncclffm.core.NcclException;
 import io.ncclffm.core.ReduceOp;
+import io.ncclffm.device.AdamW;
 import io.ncclffm.device.DeviceAlgorithm;
 import io.ncclffm.device.DeviceCommException;
 import io.ncclffm.device.DeviceCommunicator;
@@ -20,6 +21,7 @@ import io.ncclffm.device.DeviceCommunicatorConfig;
 import io.ncclffm.device.DeviceFunction;
 import io.ncclffm.device.FusedKernels;
 import io.ncclffm.device.LaunchChoice;
+import io.ncclffm.device.OptimizerState;
 import io.ncclffm.lsa.LsaProtocol;
 import java.time.Duration;
 import java.util.ArrayList;
@@ -157,7 +159,9 @@ class DeviceFailureTest {
   @Test
   void fusedKernelIsNamedInItsFailure() {
     try (LocalWorld world = TestRanks.open(RANKS);
-        RankBuffers buffers = RankBuffers.allocate(world, DataType.FLOAT32, 3)) {
+        RankBuffers buffers = RankBuffers.allocate(world, DataType.FLOAT32, 3);
+        RankBuffers more = RankBuffers.allocate(world, DataType.FLOAT32, 3);
+        RankBuffers weight = RankBuffers.allocate(world, DataType.FLOAT32, 3)) {
       CyclicBarrier barrier = new CyclicBarrier(RANKS);
       world.run(
           rank -> {
@@ -172,6 +176,45 @@ class DeviceFailureTest {
                   e, "ncclFfmFusedScaleAllReduceSqrt", "rank 1", "rank 0", "ncclTimeout");
             }
             await(barrier);
+            broken.close();
+            DeviceCommunicator second = DeviceCommunicator.create(rank.communicator(), SHORT);
+            await(barrier);
+            if (rank.rank() == 1) {
+              DeviceBuffer x = buffers.of(rank);
+              FusedKernels.allReduceRmsNorm(
+                  second, x, more.of(rank), weight.of(rank), x, 1, 0, rank.stream());
+              DeviceCommException e =
+                  assertThrows(
+                      DeviceCommException.class, () -> rank.stream().synchronize(PATIENCE));
+              Messages.assertNames(e, "ncclFfmFusedRmsNorm", "rank 1", "rank 0", "ncclTimeout");
+            }
+            await(barrier);
+          });
+    }
+  }
+
+  @Test
+  void updateWhoseNumbersDifferFailsAndChangesNoWeight() {
+    try (LocalWorld world = TestRanks.open(RANKS);
+        RankBuffers gradients = RankBuffers.allocate(world, DataType.FLOAT32, 3);
+        RankBuffers weights = RankBuffers.allocate(world, DataType.FLOAT32, 3);
+        RankBuffers momentum = RankBuffers.allocate(world, DataType.FLOAT32, 3);
+        RankBuffers variance = RankBuffers.allocate(world, DataType.FLOAT32, 3)) {
+      world.run(
+          rank -> {
+            DeviceCommunicator broken = DeviceCommunicator.create(rank.communicator(), LONG);
+            OptimizerState state =
+                OptimizerState.ofAdamW(weights.of(rank), momentum.of(rank), variance.of(rank));
+            weights.of(rank).copyFrom(new float[] {1, 2, 3}, rank.stream());
+            AdamW settings = new AdamW(rank.rank() == 0 ? 0.1f : 0.2f);
+            FusedKernels.adamW(broken, gradients.of(rank), state, settings, 1, rank.stream());
+            DeviceCommException e =
+                assertThrows(DeviceCommException.class, () -> rank.stream().synchronize(PATIENCE));
+            Messages.assertNames(e, "ncclFfmFusedAdamW", "ncclInvalidUsage");
+            broken.close(); // so that the stream does not report it again
+            float[] result = new float[3];
+            weights.of(rank).copyTo(result, rank.stream());
+            assertArrayEquals(new float[] {1, 2, 3}, result);
           });
     }
   }

@@ -19,7 +19,9 @@ import io.ncclffm.core.bindings.shim.ShimH;
 import io.ncclffm.core.bindings.shim.ncclFfmCall;
 import io.ncclffm.core.bindings.shim.ncclFfmChannel;
 import io.ncclffm.core.bindings.shim.ncclFfmDevComm;
+import io.ncclffm.core.bindings.shim.ncclFfmOptimizer;
 import io.ncclffm.core.bindings.shim.ncclFfmPair;
+import io.ncclffm.core.bindings.shim.ncclFfmRmsNorm;
 import io.ncclffm.core.bindings.shim.ncclFfmStatus;
 import io.ncclffm.core.bindings.shim.ncclLsaBuffer;
 import io.ncclffm.core.internal.NativeLibraries;
@@ -96,6 +98,8 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
   private final MemorySegment call = ncclFfmCall.allocate(arena);
   private final MemorySegment sendWindow = ncclFfmCall.send(call);
   private final MemorySegment recvWindow = ncclFfmCall.recv(call);
+  private final MemorySegment rmsNorm = ncclFfmRmsNorm.allocate(arena);
+  private final MemorySegment optimizer = ncclFfmOptimizer.allocate(arena);
   private final int rank;
   private final int size;
   private final Set<CudaStream> streams = new HashSet<>();
@@ -314,7 +318,7 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
   /** The same of a call on windows. */
   public LaunchChoice chooseOnWindows(
       DeviceFunction function, DataType type, long count, LaunchChoice choice) {
-    checkChoice(function, choice);
+    checkChoice(function.operation, choice);
     return choose(function, type, count, choice, window.lsa().peers().address(0).address());
   }
 
@@ -413,11 +417,11 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
       CudaStream stream,
       LaunchChoice choice) {
     checkType(function, type);
-    checkChoice(function, choice);
+    checkChoice(function.operation, choice);
     communicator.begin(function.operation, stream);
     try {
-      checkWindow(function, send, sendOffset, type, sendCount);
-      checkWindow(function, recv, recvOffset, type, recvCount);
+      checkWindow(function.operation, send, sendOffset, type, sendCount);
+      checkWindow(function.operation, recv, recvOffset, type, recvCount);
       long sendPeers = send.lsa().peers().address(0).address();
       long recvPeers = recv.lsa().peers().address(0).address();
       synchronized (lock) {
@@ -433,10 +437,10 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
   }
 
   /** Windows have no wire protocol: their data is where it belongs when it is stored. */
-  private static void checkChoice(DeviceFunction function, LaunchChoice choice) {
+  private static void checkChoice(String operation, LaunchChoice choice) {
     if (choice.protocol() != null && choice.protocol() != LsaProtocol.SIMPLE) {
       throw new IllegalArgumentException(
-          function.operation
+          operation
               + " on windows: "
               + choice
               + ": windows take SIMPLE only; leave the protocol open");
@@ -1210,27 +1214,228 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
         choice);
   }
 
+  /**
+   * The all-reduce of a fused kernel, under the lock: the shim knows its function and operation.
+   */
+  private void fillFused(
+      String operation,
+      DataType type,
+      long count,
+      long send,
+      long recv,
+      CudaStream stream,
+      LaunchChoice choice) {
+    checkUsable(operation, stream);
+    fill(DeviceFunction.ALL_REDUCE, type, 0, 0, 0, count, choice);
+    place(sendWindow, ncclFfmCall.sendbuff$offset(), 0, 0, send);
+    place(recvWindow, ncclFfmCall.recvbuff$offset(), 0, 0, recv);
+  }
+
+  /** The same on windows. */
+  private void fillFused(
+      String operation,
+      DataType type,
+      long count,
+      LsaWindow send,
+      long sendOffset,
+      LsaWindow recv,
+      long recvOffset,
+      CudaStream stream,
+      LaunchChoice choice) {
+    checkChoice(operation, choice);
+    checkWindow(operation, send, sendOffset, type, count);
+    checkWindow(operation, recv, recvOffset, type, count);
+    checkUsable(operation, stream);
+    fill(DeviceFunction.ALL_REDUCE, type, 0, 0, 0, count, choice);
+    long sendPeers = send.lsa().peers().pointer(operation, 0, 0);
+    long recvPeers = recv.lsa().peers().pointer(operation, 0, 0);
+    place(sendWindow, ncclFfmCall.sendbuff$offset(), sendPeers, send.bytes(), sendOffset);
+    place(recvWindow, ncclFfmCall.recvbuff$offset(), recvPeers, recv.bytes(), recvOffset);
+  }
+
   /** See {@link FusedKernels#scaleAllReduceSqrt}. */
   void scaleAllReduceSqrt(
-      DeviceBuffer x, long offset, long count, float a, float b, CudaStream stream) {
-    String operation = "ncclFfmFusedScaleAllReduceSqrt";
-    checkBuffer(operation, x);
-    if (x.type() != DataType.FLOAT32) {
-      throw new IllegalArgumentException(
-          operation + ": the " + x + " is not of type FLOAT32, the only one so far");
-    }
+      DataType type,
+      long send,
+      long recv,
+      long count,
+      float a,
+      float b,
+      CudaStream stream,
+      LaunchChoice choice) {
+    String operation = FusedKernels.SCALE;
     communicator.begin(operation, stream);
     try {
       synchronized (lock) {
-        checkUsable(operation, stream);
-        int rc =
-            ShimH.ncclFfmFusedScaleAllReduceSqrt(
-                struct, x.address(operation, offset, count), count, a, b, stream.handle());
-        checkShim(rc, operation);
+        fillFused(operation, type, count, send, recv, stream, choice);
+        checkShim(
+            ShimH.ncclFfmFusedScaleAllReduceSqrt(struct, call, a, b, stream.handle()), operation);
       }
     } finally {
       communicator.end();
     }
+  }
+
+  /** The same on windows. */
+  void scaleAllReduceSqrt(
+      LsaWindow send,
+      long sendOffset,
+      LsaWindow recv,
+      long recvOffset,
+      DataType type,
+      long count,
+      float a,
+      float b,
+      CudaStream stream,
+      LaunchChoice choice) {
+    String operation = FusedKernels.SCALE;
+    communicator.begin(operation, stream);
+    try {
+      synchronized (lock) {
+        fillFused(operation, type, count, send, sendOffset, recv, recvOffset, stream, choice);
+        checkShim(
+            ShimH.ncclFfmFusedScaleAllReduceSqrt(struct, call, a, b, stream.handle()), operation);
+      }
+    } finally {
+      communicator.end();
+    }
+  }
+
+  /** See {@link FusedKernels#allReduceRmsNorm}. */
+  void allReduceRmsNorm(
+      DataType type,
+      long x,
+      long residual,
+      long weight,
+      long out,
+      long tokens,
+      long hidden,
+      float eps,
+      CudaStream stream,
+      LaunchChoice choice) {
+    String operation = FusedKernels.RMS_NORM;
+    communicator.begin(operation, stream);
+    try {
+      synchronized (lock) {
+        fillFused(operation, type, tokens * hidden, x, residual, stream, choice);
+        ncclFfmRmsNorm.tokens(rmsNorm, tokens);
+        ncclFfmRmsNorm.hidden(rmsNorm, hidden);
+        rmsNorm.set(JAVA_LONG, ncclFfmRmsNorm.weight$offset(), weight);
+        rmsNorm.set(JAVA_LONG, ncclFfmRmsNorm.out$offset(), out);
+        ncclFfmRmsNorm.eps(rmsNorm, eps);
+        checkShim(ShimH.ncclFfmFusedRmsNorm(struct, call, rmsNorm, stream.handle()), operation);
+      }
+    } finally {
+      communicator.end();
+    }
+  }
+
+  /** The buffers of an update, under the lock. */
+  private void fillState(String operation, OptimizerState state, long count) {
+    optimizer.set(
+        JAVA_LONG, ncclFfmOptimizer.weights$offset(), state.weights().pointer(operation, 0, count));
+    optimizer.set(
+        JAVA_LONG,
+        ncclFfmOptimizer.momentum$offset(),
+        state.momentum().pointer(operation, 0, count));
+    optimizer.set(
+        JAVA_LONG,
+        ncclFfmOptimizer.variance$offset(),
+        pointerOrNull(operation, state.variance(), count));
+    optimizer.set(
+        JAVA_LONG,
+        ncclFfmOptimizer.weightCopy$offset(),
+        pointerOrNull(operation, state.weightCopy(), count));
+    optimizer.set(
+        JAVA_LONG, ncclFfmOptimizer.steps$offset(), pointerOrNull(operation, state.steps(), 1));
+  }
+
+  private static long pointerOrNull(String operation, @Nullable DeviceBuffer buffer, long count) {
+    return buffer == null ? 0 : buffer.pointer(operation, 0, count);
+  }
+
+  /** What the numbers of an update are, under the lock. */
+  private void fillSettings(Sgd settings) {
+    ncclFfmOptimizer.learningRate(optimizer, settings.learningRate());
+    ncclFfmOptimizer.beta1(optimizer, settings.momentum());
+    ncclFfmOptimizer.weightDecay(optimizer, settings.weightDecay());
+    ncclFfmOptimizer.maxNorm(optimizer, settings.maxNorm());
+  }
+
+  private void fillSettings(AdamW settings, int step) {
+    ncclFfmOptimizer.step(optimizer, step);
+    ncclFfmOptimizer.learningRate(optimizer, settings.learningRate());
+    ncclFfmOptimizer.beta1(optimizer, settings.beta1());
+    ncclFfmOptimizer.beta2(optimizer, settings.beta2());
+    ncclFfmOptimizer.eps(optimizer, settings.eps());
+    ncclFfmOptimizer.weightDecay(optimizer, settings.weightDecay());
+    ncclFfmOptimizer.maxNorm(optimizer, settings.maxNorm());
+  }
+
+  /** See {@link FusedKernels#sgd}: gradients in a buffer, or if that is null in a window. */
+  void sgd(
+      @Nullable DeviceBuffer gradients,
+      @Nullable LsaWindow window,
+      long offset,
+      DataType type,
+      OptimizerState state,
+      Sgd settings,
+      CudaStream stream,
+      LaunchChoice choice) {
+    String operation = FusedKernels.SGD;
+    communicator.begin(operation, stream);
+    try {
+      synchronized (lock) {
+        fillGradients(operation, gradients, window, offset, type, state, stream, choice);
+        fillSettings(settings);
+        checkShim(ShimH.ncclFfmFusedSgd(struct, call, optimizer, stream.handle()), operation);
+      }
+    } finally {
+      communicator.end();
+    }
+  }
+
+  /** See {@link FusedKernels#adamW}; as {@link #sgd}. */
+  void adamW(
+      @Nullable DeviceBuffer gradients,
+      @Nullable LsaWindow window,
+      long offset,
+      DataType type,
+      OptimizerState state,
+      AdamW settings,
+      int step,
+      CudaStream stream,
+      LaunchChoice choice) {
+    String operation = FusedKernels.ADAMW;
+    communicator.begin(operation, stream);
+    try {
+      synchronized (lock) {
+        fillGradients(operation, gradients, window, offset, type, state, stream, choice);
+        fillSettings(settings, step);
+        checkShim(ShimH.ncclFfmFusedAdamW(struct, call, optimizer, stream.handle()), operation);
+      }
+    } finally {
+      communicator.end();
+    }
+  }
+
+  private void fillGradients(
+      String operation,
+      @Nullable DeviceBuffer gradients,
+      @Nullable LsaWindow window,
+      long offset,
+      DataType type,
+      OptimizerState state,
+      CudaStream stream,
+      LaunchChoice choice) {
+    long count = state.weights().count();
+    if (window != null) {
+      fillFused(operation, type, count, window, offset, window, offset, stream, choice);
+    } else {
+      long address = gradients.pointer(operation, 0, count);
+      fillFused(operation, type, count, address, address, stream, choice);
+    }
+    fillState(operation, state, count);
   }
 
   /** Before a launch, under the lock: open, not failed, and the stream knows whom to ask. */
@@ -1512,11 +1717,11 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
   }
 
   private void checkWindow(
-      DeviceFunction function, LsaWindow given, long offset, DataType type, long count) {
-    given.check(function.operation, communicator);
+      String operation, LsaWindow given, long offset, DataType type, long count) {
+    given.check(operation, communicator);
     if (given.team().size() < size) {
       throw new IllegalArgumentException(
-          function.operation + ": the " + given + " joins only the " + given.team());
+          operation + ": the " + given + " joins only the " + given.team());
     }
     if (count < 0
         || offset < 0
@@ -1524,7 +1729,7 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
         || count > (given.bytes() - offset) / type.bytes()
         || offset % type.bytes() != 0) {
       throw new IllegalArgumentException(
-          function.operation
+          operation
               + ": "
               + count
               + " x "
@@ -1537,7 +1742,7 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
               + type.bytes());
     }
     if (checked) {
-      given.verify(function.operation);
+      given.verify(operation);
     }
   }
 

@@ -39,7 +39,16 @@ public enum DeviceFunction {
       return "placeholder";
     }
     if (value == ShimH.ncclFfmFunctionFusedScaleAllReduceSqrt()) {
-      return "ncclFfmFusedScaleAllReduceSqrt";
+      return FusedKernels.SCALE;
+    }
+    if (value == ShimH.ncclFfmFunctionFusedRmsNorm()) {
+      return FusedKernels.RMS_NORM;
+    }
+    if (value == ShimH.ncclFfmFunctionFusedSgd()) {
+      return FusedKernels.SGD;
+    }
+    if (value == ShimH.ncclFfmFunctionFusedAdamW()) {
+      return FusedKernels.ADAMW;
     }
     return value == ShimH.ncclFfmFunctionGridSync() ? "grid-wide sync" : "device function " + value;
   }

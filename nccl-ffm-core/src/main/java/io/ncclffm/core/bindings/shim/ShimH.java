@@ -22,10 +22,10 @@ public class ShimH extends ShimLayouts {
     static final SymbolLookup SYMBOL_LOOKUP =
             name -> io.ncclffm.core.internal.NativeLibraries.shim().find(name);
 
-    private static final int NCCLFFM_ABI_VERSION = (int)4L;
+    private static final int NCCLFFM_ABI_VERSION = (int)5L;
     /**
      * {@snippet lang=c :
-     * #define NCCLFFM_ABI_VERSION 4
+     * #define NCCLFFM_ABI_VERSION 5
      * }
      */
     public static int NCCLFFM_ABI_VERSION() {
@@ -174,6 +174,33 @@ public class ShimH extends ShimLayouts {
      */
     public static int ncclFfmFunctionGridSync() {
         return ncclFfmFunctionGridSync;
+    }
+    private static final int ncclFfmFunctionFusedRmsNorm = (int)14L;
+    /**
+     * {@snippet lang=c :
+     * enum ncclFfmFunction.ncclFfmFunctionFusedRmsNorm = 14
+     * }
+     */
+    public static int ncclFfmFunctionFusedRmsNorm() {
+        return ncclFfmFunctionFusedRmsNorm;
+    }
+    private static final int ncclFfmFunctionFusedSgd = (int)15L;
+    /**
+     * {@snippet lang=c :
+     * enum ncclFfmFunction.ncclFfmFunctionFusedSgd = 15
+     * }
+     */
+    public static int ncclFfmFunctionFusedSgd() {
+        return ncclFfmFunctionFusedSgd;
+    }
+    private static final int ncclFfmFunctionFusedAdamW = (int)16L;
+    /**
+     * {@snippet lang=c :
+     * enum ncclFfmFunction.ncclFfmFunctionFusedAdamW = 16
+     * }
+     */
+    public static int ncclFfmFunctionFusedAdamW() {
+        return ncclFfmFunctionFusedAdamW;
     }
     private static final int ncclFfmProtocolAuto = (int)0L;
     /**
@@ -799,7 +826,6 @@ public class ShimH extends ShimLayouts {
             ShimH.C_INT,
             ShimH.C_POINTER,
             ShimH.C_POINTER,
-            ShimH.C_LONG,
             ShimH.C_FLOAT,
             ShimH.C_FLOAT,
             ShimH.C_POINTER
@@ -813,7 +839,7 @@ public class ShimH extends ShimLayouts {
     /**
      * Function descriptor for:
      * {@snippet lang=c :
-     * int ncclFfmFusedScaleAllReduceSqrt(const ncclFfmDevComm *comm, float *buff, size_t count, float a, float b, void *stream)
+     * int ncclFfmFusedScaleAllReduceSqrt(const ncclFfmDevComm *comm, const ncclFfmCall *call, float a, float b, void *stream)
      * }
      */
     public static FunctionDescriptor ncclFfmFusedScaleAllReduceSqrt$descriptor() {
@@ -823,7 +849,7 @@ public class ShimH extends ShimLayouts {
     /**
      * Downcall method handle for:
      * {@snippet lang=c :
-     * int ncclFfmFusedScaleAllReduceSqrt(const ncclFfmDevComm *comm, float *buff, size_t count, float a, float b, void *stream)
+     * int ncclFfmFusedScaleAllReduceSqrt(const ncclFfmDevComm *comm, const ncclFfmCall *call, float a, float b, void *stream)
      * }
      */
     public static MethodHandle ncclFfmFusedScaleAllReduceSqrt$handle() {
@@ -833,7 +859,7 @@ public class ShimH extends ShimLayouts {
     /**
      * Address for:
      * {@snippet lang=c :
-     * int ncclFfmFusedScaleAllReduceSqrt(const ncclFfmDevComm *comm, float *buff, size_t count, float a, float b, void *stream)
+     * int ncclFfmFusedScaleAllReduceSqrt(const ncclFfmDevComm *comm, const ncclFfmCall *call, float a, float b, void *stream)
      * }
      */
     public static MemorySegment ncclFfmFusedScaleAllReduceSqrt$address() {
@@ -842,16 +868,205 @@ public class ShimH extends ShimLayouts {
 
     /**
      * {@snippet lang=c :
-     * int ncclFfmFusedScaleAllReduceSqrt(const ncclFfmDevComm *comm, float *buff, size_t count, float a, float b, void *stream)
+     * int ncclFfmFusedScaleAllReduceSqrt(const ncclFfmDevComm *comm, const ncclFfmCall *call, float a, float b, void *stream)
      * }
      */
-    public static int ncclFfmFusedScaleAllReduceSqrt(MemorySegment comm, MemorySegment buff, long count, float a, float b, MemorySegment stream) {
+    public static int ncclFfmFusedScaleAllReduceSqrt(MemorySegment comm, MemorySegment call, float a, float b, MemorySegment stream) {
         var mh$ = ncclFfmFusedScaleAllReduceSqrt.HANDLE;
         try {
             if (TRACE_DOWNCALLS) {
-                traceDowncall("ncclFfmFusedScaleAllReduceSqrt", comm, buff, count, a, b, stream);
+                traceDowncall("ncclFfmFusedScaleAllReduceSqrt", comm, call, a, b, stream);
             }
-            return (int)mh$.invokeExact(comm, buff, count, a, b, stream);
+            return (int)mh$.invokeExact(comm, call, a, b, stream);
+        } catch (Error | RuntimeException ex) {
+           throw ex;
+        } catch (Throwable ex$) {
+           throw new AssertionError("should not reach here", ex$);
+        }
+    }
+
+    private static class ncclFfmFusedRmsNorm {
+        public static final FunctionDescriptor DESC = FunctionDescriptor.of(
+            ShimH.C_INT,
+            ShimH.C_POINTER,
+            ShimH.C_POINTER,
+            ShimH.C_POINTER,
+            ShimH.C_POINTER
+        );
+
+        public static final MemorySegment ADDR = SYMBOL_LOOKUP.findOrThrow("ncclFfmFusedRmsNorm");
+
+        public static final MethodHandle HANDLE = Linker.nativeLinker().downcallHandle(ADDR, DESC);
+    }
+
+    /**
+     * Function descriptor for:
+     * {@snippet lang=c :
+     * int ncclFfmFusedRmsNorm(const ncclFfmDevComm *comm, const ncclFfmCall *call, const ncclFfmRmsNorm *norm, void *stream)
+     * }
+     */
+    public static FunctionDescriptor ncclFfmFusedRmsNorm$descriptor() {
+        return ncclFfmFusedRmsNorm.DESC;
+    }
+
+    /**
+     * Downcall method handle for:
+     * {@snippet lang=c :
+     * int ncclFfmFusedRmsNorm(const ncclFfmDevComm *comm, const ncclFfmCall *call, const ncclFfmRmsNorm *norm, void *stream)
+     * }
+     */
+    public static MethodHandle ncclFfmFusedRmsNorm$handle() {
+        return ncclFfmFusedRmsNorm.HANDLE;
+    }
+
+    /**
+     * Address for:
+     * {@snippet lang=c :
+     * int ncclFfmFusedRmsNorm(const ncclFfmDevComm *comm, const ncclFfmCall *call, const ncclFfmRmsNorm *norm, void *stream)
+     * }
+     */
+    public static MemorySegment ncclFfmFusedRmsNorm$address() {
+        return ncclFfmFusedRmsNorm.ADDR;
+    }
+
+    /**
+     * {@snippet lang=c :
+     * int ncclFfmFusedRmsNorm(const ncclFfmDevComm *comm, const ncclFfmCall *call, const ncclFfmRmsNorm *norm, void *stream)
+     * }
+     */
+    public static int ncclFfmFusedRmsNorm(MemorySegment comm, MemorySegment call, MemorySegment norm, MemorySegment stream) {
+        var mh$ = ncclFfmFusedRmsNorm.HANDLE;
+        try {
+            if (TRACE_DOWNCALLS) {
+                traceDowncall("ncclFfmFusedRmsNorm", comm, call, norm, stream);
+            }
+            return (int)mh$.invokeExact(comm, call, norm, stream);
+        } catch (Error | RuntimeException ex) {
+           throw ex;
+        } catch (Throwable ex$) {
+           throw new AssertionError("should not reach here", ex$);
+        }
+    }
+
+    private static class ncclFfmFusedSgd {
+        public static final FunctionDescriptor DESC = FunctionDescriptor.of(
+            ShimH.C_INT,
+            ShimH.C_POINTER,
+            ShimH.C_POINTER,
+            ShimH.C_POINTER,
+            ShimH.C_POINTER
+        );
+
+        public static final MemorySegment ADDR = SYMBOL_LOOKUP.findOrThrow("ncclFfmFusedSgd");
+
+        public static final MethodHandle HANDLE = Linker.nativeLinker().downcallHandle(ADDR, DESC);
+    }
+
+    /**
+     * Function descriptor for:
+     * {@snippet lang=c :
+     * int ncclFfmFusedSgd(const ncclFfmDevComm *comm, const ncclFfmCall *call, const ncclFfmOptimizer *optimizer, void *stream)
+     * }
+     */
+    public static FunctionDescriptor ncclFfmFusedSgd$descriptor() {
+        return ncclFfmFusedSgd.DESC;
+    }
+
+    /**
+     * Downcall method handle for:
+     * {@snippet lang=c :
+     * int ncclFfmFusedSgd(const ncclFfmDevComm *comm, const ncclFfmCall *call, const ncclFfmOptimizer *optimizer, void *stream)
+     * }
+     */
+    public static MethodHandle ncclFfmFusedSgd$handle() {
+        return ncclFfmFusedSgd.HANDLE;
+    }
+
+    /**
+     * Address for:
+     * {@snippet lang=c :
+     * int ncclFfmFusedSgd(const ncclFfmDevComm *comm, const ncclFfmCall *call, const ncclFfmOptimizer *optimizer, void *stream)
+     * }
+     */
+    public static MemorySegment ncclFfmFusedSgd$address() {
+        return ncclFfmFusedSgd.ADDR;
+    }
+
+    /**
+     * {@snippet lang=c :
+     * int ncclFfmFusedSgd(const ncclFfmDevComm *comm, const ncclFfmCall *call, const ncclFfmOptimizer *optimizer, void *stream)
+     * }
+     */
+    public static int ncclFfmFusedSgd(MemorySegment comm, MemorySegment call, MemorySegment optimizer, MemorySegment stream) {
+        var mh$ = ncclFfmFusedSgd.HANDLE;
+        try {
+            if (TRACE_DOWNCALLS) {
+                traceDowncall("ncclFfmFusedSgd", comm, call, optimizer, stream);
+            }
+            return (int)mh$.invokeExact(comm, call, optimizer, stream);
+        } catch (Error | RuntimeException ex) {
+           throw ex;
+        } catch (Throwable ex$) {
+           throw new AssertionError("should not reach here", ex$);
+        }
+    }
+
+    private static class ncclFfmFusedAdamW {
+        public static final FunctionDescriptor DESC = FunctionDescriptor.of(
+            ShimH.C_INT,
+            ShimH.C_POINTER,
+            ShimH.C_POINTER,
+            ShimH.C_POINTER,
+            ShimH.C_POINTER
+        );
+
+        public static final MemorySegment ADDR = SYMBOL_LOOKUP.findOrThrow("ncclFfmFusedAdamW");
+
+        public static final MethodHandle HANDLE = Linker.nativeLinker().downcallHandle(ADDR, DESC);
+    }
+
+    /**
+     * Function descriptor for:
+     * {@snippet lang=c :
+     * int ncclFfmFusedAdamW(const ncclFfmDevComm *comm, const ncclFfmCall *call, const ncclFfmOptimizer *optimizer, void *stream)
+     * }
+     */
+    public static FunctionDescriptor ncclFfmFusedAdamW$descriptor() {
+        return ncclFfmFusedAdamW.DESC;
+    }
+
+    /**
+     * Downcall method handle for:
+     * {@snippet lang=c :
+     * int ncclFfmFusedAdamW(const ncclFfmDevComm *comm, const ncclFfmCall *call, const ncclFfmOptimizer *optimizer, void *stream)
+     * }
+     */
+    public static MethodHandle ncclFfmFusedAdamW$handle() {
+        return ncclFfmFusedAdamW.HANDLE;
+    }
+
+    /**
+     * Address for:
+     * {@snippet lang=c :
+     * int ncclFfmFusedAdamW(const ncclFfmDevComm *comm, const ncclFfmCall *call, const ncclFfmOptimizer *optimizer, void *stream)
+     * }
+     */
+    public static MemorySegment ncclFfmFusedAdamW$address() {
+        return ncclFfmFusedAdamW.ADDR;
+    }
+
+    /**
+     * {@snippet lang=c :
+     * int ncclFfmFusedAdamW(const ncclFfmDevComm *comm, const ncclFfmCall *call, const ncclFfmOptimizer *optimizer, void *stream)
+     * }
+     */
+    public static int ncclFfmFusedAdamW(MemorySegment comm, MemorySegment call, MemorySegment optimizer, MemorySegment stream) {
+        var mh$ = ncclFfmFusedAdamW.HANDLE;
+        try {
+            if (TRACE_DOWNCALLS) {
+                traceDowncall("ncclFfmFusedAdamW", comm, call, optimizer, stream);
+            }
+            return (int)mh$.invokeExact(comm, call, optimizer, stream);
         } catch (Error | RuntimeException ex) {
            throw ex;
         } catch (Throwable ex$) {

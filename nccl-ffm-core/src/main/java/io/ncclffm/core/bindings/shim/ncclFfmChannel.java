@@ -18,7 +18,9 @@ import static java.lang.foreign.MemoryLayout.PathElement.*;
  *     uint64_t state;
  *     uint32_t failed;
  *     uint32_t gridSync;
- *     uint32_t reserved[28];
+ *     uint64_t partial;
+ *     uint32_t arrived;
+ *     uint32_t reserved[25];
  * }
  * }
  */
@@ -33,7 +35,9 @@ public class ncclFfmChannel {
         ShimH.C_LONG.withName("state"),
         ShimH.C_INT.withName("failed"),
         ShimH.C_INT.withName("gridSync"),
-        MemoryLayout.sequenceLayout(28, ShimH.C_INT).withName("reserved")
+        ShimH.C_LONG.withName("partial"),
+        ShimH.C_INT.withName("arrived"),
+        MemoryLayout.sequenceLayout(25, ShimH.C_INT).withName("reserved")
     ).withName("ncclFfmChannel");
 
     /**
@@ -175,12 +179,100 @@ public class ncclFfmChannel {
         struct.set(gridSync$LAYOUT, gridSync$OFFSET, fieldValue);
     }
 
+    private static final OfLong partial$LAYOUT = (OfLong)$LAYOUT.select(groupElement("partial"));
+
+    /**
+     * Layout for field:
+     * {@snippet lang=c :
+     * uint64_t partial
+     * }
+     */
+    public static final OfLong partial$layout() {
+        return partial$LAYOUT;
+    }
+
+    private static final long partial$OFFSET = $LAYOUT.byteOffset(groupElement("partial"));
+
+    /**
+     * Offset for field:
+     * {@snippet lang=c :
+     * uint64_t partial
+     * }
+     */
+    public static final long partial$offset() {
+        return partial$OFFSET;
+    }
+
+    /**
+     * Getter for field:
+     * {@snippet lang=c :
+     * uint64_t partial
+     * }
+     */
+    public static long partial(MemorySegment struct) {
+        return struct.get(partial$LAYOUT, partial$OFFSET);
+    }
+
+    /**
+     * Setter for field:
+     * {@snippet lang=c :
+     * uint64_t partial
+     * }
+     */
+    public static void partial(MemorySegment struct, long fieldValue) {
+        struct.set(partial$LAYOUT, partial$OFFSET, fieldValue);
+    }
+
+    private static final OfInt arrived$LAYOUT = (OfInt)$LAYOUT.select(groupElement("arrived"));
+
+    /**
+     * Layout for field:
+     * {@snippet lang=c :
+     * uint32_t arrived
+     * }
+     */
+    public static final OfInt arrived$layout() {
+        return arrived$LAYOUT;
+    }
+
+    private static final long arrived$OFFSET = $LAYOUT.byteOffset(groupElement("arrived"));
+
+    /**
+     * Offset for field:
+     * {@snippet lang=c :
+     * uint32_t arrived
+     * }
+     */
+    public static final long arrived$offset() {
+        return arrived$OFFSET;
+    }
+
+    /**
+     * Getter for field:
+     * {@snippet lang=c :
+     * uint32_t arrived
+     * }
+     */
+    public static int arrived(MemorySegment struct) {
+        return struct.get(arrived$LAYOUT, arrived$OFFSET);
+    }
+
+    /**
+     * Setter for field:
+     * {@snippet lang=c :
+     * uint32_t arrived
+     * }
+     */
+    public static void arrived(MemorySegment struct, int fieldValue) {
+        struct.set(arrived$LAYOUT, arrived$OFFSET, fieldValue);
+    }
+
     private static final SequenceLayout reserved$LAYOUT = (SequenceLayout)$LAYOUT.select(groupElement("reserved"));
 
     /**
      * Layout for field:
      * {@snippet lang=c :
-     * uint32_t reserved[28]
+     * uint32_t reserved[25]
      * }
      */
     public static final SequenceLayout reserved$layout() {
@@ -192,7 +284,7 @@ public class ncclFfmChannel {
     /**
      * Offset for field:
      * {@snippet lang=c :
-     * uint32_t reserved[28]
+     * uint32_t reserved[25]
      * }
      */
     public static final long reserved$offset() {
@@ -202,7 +294,7 @@ public class ncclFfmChannel {
     /**
      * Getter for field:
      * {@snippet lang=c :
-     * uint32_t reserved[28]
+     * uint32_t reserved[25]
      * }
      */
     public static MemorySegment reserved(MemorySegment struct) {
@@ -212,19 +304,19 @@ public class ncclFfmChannel {
     /**
      * Setter for field:
      * {@snippet lang=c :
-     * uint32_t reserved[28]
+     * uint32_t reserved[25]
      * }
      */
     public static void reserved(MemorySegment struct, MemorySegment fieldValue) {
         MemorySegment.copy(fieldValue, 0L, struct, reserved$OFFSET, reserved$LAYOUT.byteSize());
     }
 
-    private static long[] reserved$DIMS = { 28 };
+    private static long[] reserved$DIMS = { 25 };
 
     /**
      * Dimensions for array field:
      * {@snippet lang=c :
-     * uint32_t reserved[28]
+     * uint32_t reserved[25]
      * }
      */
     public static long[] reserved$dimensions() {
@@ -235,7 +327,7 @@ public class ncclFfmChannel {
     /**
      * Indexed getter for field:
      * {@snippet lang=c :
-     * uint32_t reserved[28]
+     * uint32_t reserved[25]
      * }
      */
     public static int reserved(MemorySegment struct, long index0) {
@@ -245,7 +337,7 @@ public class ncclFfmChannel {
     /**
      * Indexed setter for field:
      * {@snippet lang=c :
-     * uint32_t reserved[28]
+     * uint32_t reserved[25]
      * }
      */
     public static void reserved(MemorySegment struct, long index0, int fieldValue) {

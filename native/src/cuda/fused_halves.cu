@@ -1,0 +1,3 @@
+// The fused kernels for Float16.
+#define NCCLFFM_FUSED_OF Float16
+#include "fused.cuh"
