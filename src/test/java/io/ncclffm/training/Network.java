@@ -1,5 +1,6 @@
 package io.ncclffm.training;
 
+import java.util.Arrays;
 import java.util.Random;
 
 /**
@@ -113,7 +114,7 @@ final class Network {
   }
 
   private static void clear(float[] x) {
-    java.util.Arrays.fill(x, 0);
+    Arrays.fill(x, 0);
   }
 
   /** Which part of the samples it names rightly. */

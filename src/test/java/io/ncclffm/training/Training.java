@@ -1,18 +1,23 @@
 package io.ncclffm.training;
 
 import io.ncclffm.core.Communicator;
+import io.ncclffm.core.CudaDevice;
 import io.ncclffm.core.CudaStream;
 import io.ncclffm.core.DataType;
 import io.ncclffm.core.DeviceBuffer;
 import io.ncclffm.core.ReduceOp;
 import io.ncclffm.device.DeviceCommunicator;
 import io.ncclffm.device.DeviceCommunicatorConfig;
+import io.ncclffm.device.FusedKernels;
 import io.ncclffm.device.GradientAverager;
 import io.ncclffm.device.GradientBuckets;
+import io.ncclffm.device.OptimizerState;
+import io.ncclffm.device.Sgd;
 import io.ncclffm.device.TaskQueue;
 import io.ncclffm.device.TaskQueueConfig;
 import io.ncclffm.device.TaskSymbol;
 import java.time.Duration;
+import java.util.Arrays;
 
 /**
  * Data-parallel training: every rank has the whole network and a share of each batch, and the
@@ -23,6 +28,8 @@ public final class Training {
   public enum Route {
     /** {@code ncclAllReduce}, from the host. */
     HOST,
+    /** One kernel averages the gradients and updates the weights. */
+    FUSED,
     /** Tasks, under way while the first layer's gradients are computed. */
     TASKS
   }
@@ -69,6 +76,11 @@ public final class Training {
     }
     DeviceCommunicatorConfig small =
         DeviceCommunicatorConfig.builder().channels(2).timeout(PATIENCE).build();
+    if (route == Route.FUSED) {
+      try (DeviceCommunicator comm = DeviceCommunicator.create(communicator, small)) {
+        return training.run(comm);
+      }
+    }
     try (DeviceCommunicator comm = DeviceCommunicator.create(communicator, small);
         TaskQueue queue = TaskQueue.create(comm, TaskQueueConfig.builder().lanes(2).build());
         GradientAverager averager = GradientAverager.of(queue, GRADIENTS, PATIENCE)) {
@@ -76,29 +88,78 @@ public final class Training {
     }
   }
 
+  private int first(int step) {
+    return step * BATCH % SAMPLES + communicator.rank() * share();
+  }
+
+  private int share() {
+    return BATCH / communicator.size();
+  }
+
+  /** Averaged in buckets, while the backward pass goes on; updated in Java. */
   private Result run(GradientAverager averager) {
-    int share = BATCH / communicator.size();
     double[] losses = new double[STEPS];
     try (GradientBuckets buckets =
             GradientBuckets.create(
                 communicator.device(), DataType.FLOAT32, Network.COUNTS, BUCKET_BYTES, averager);
         DeviceBuffer loss = DeviceBuffer.allocate(communicator.device(), DataType.FLOAT64, STEPS)) {
       for (int step = 0; step < STEPS; step++) {
-        int first = step * BATCH % SAMPLES + communicator.rank() * share;
-        losses[step] = network.forward(data, first, share);
+        losses[step] = network.forward(data, first(step), share());
         network.backwardOfOutput();
         handOver(buckets, 3, 2);
-        network.backwardOfHidden(data, first); // meanwhile the second layer's are averaged
+        network.backwardOfHidden(data, first(step)); // meanwhile the second layer's are averaged
         handOver(buckets, 1, 0);
         buckets.finish();
         update(buckets);
       }
-      loss.copyFrom(losses, stream);
-      communicator.allReduce(loss, loss, ReduceOp.AVG, stream);
-      loss.copyTo(losses, stream);
-      double accuracy = network.accuracy(Digits.generate(1000, TEST_SEED));
-      return new Result(losses, accuracy, network.parameters[0]);
+      return result(losses, loss);
     }
+  }
+
+  /** Averaged, and the weights updated, by one kernel; weights and momentum are on the device. */
+  private Result run(DeviceCommunicator comm) {
+    double[] losses = new double[STEPS];
+    long all = Arrays.stream(Network.COUNTS).sum();
+    CudaDevice device = communicator.device();
+    try (DeviceBuffer gradients = DeviceBuffer.allocate(device, DataType.FLOAT32, all);
+        DeviceBuffer weights = DeviceBuffer.allocate(device, DataType.FLOAT32, all);
+        DeviceBuffer momentum = DeviceBuffer.allocate(device, DataType.FLOAT32, all);
+        DeviceBuffer loss = DeviceBuffer.allocate(device, DataType.FLOAT64, STEPS)) {
+      OptimizerState state = OptimizerState.ofSgd(weights, momentum);
+      momentum.fill((byte) 0, stream);
+      copyEach(network.parameters, weights, true);
+      for (int step = 0; step < STEPS; step++) {
+        losses[step] = network.forward(data, first(step), share());
+        network.backwardOfOutput();
+        network.backwardOfHidden(data, first(step));
+        copyEach(network.gradients, gradients, true);
+        FusedKernels.sgd(comm, gradients, state, new Sgd(RATE, MOMENTUM), stream);
+        copyEach(network.parameters, weights, false);
+      }
+      return result(losses, loss);
+    }
+  }
+
+  private void copyEach(float[][] parts, DeviceBuffer buffer, boolean toDevice) {
+    long at = 0;
+    for (float[] part : parts) {
+      DeviceBuffer slice =
+          DeviceBuffer.wrap(buffer.device(), buffer.type(), part.length, buffer.address(at));
+      if (toDevice) {
+        slice.copyFrom(part, stream);
+      } else {
+        slice.copyTo(part, stream);
+      }
+      at += part.length;
+    }
+  }
+
+  private Result result(double[] losses, DeviceBuffer loss) {
+    loss.copyFrom(losses, stream);
+    communicator.allReduce(loss, loss, ReduceOp.AVG, stream);
+    loss.copyTo(losses, stream);
+    double accuracy = network.accuracy(Digits.generate(1000, TEST_SEED));
+    return new Result(losses, accuracy, network.parameters[0]);
   }
 
   private void handOver(GradientBuckets buckets, int... gradients) {

@@ -1007,9 +1007,7 @@ public final class TaskQueue implements AbortableResource {
     if (said == 0) {
       return TaskQueueSnapshot.Scheduler.STOPPED;
     }
-    return said == -1
-        ? TaskQueueSnapshot.Scheduler.STOPPING
-        : TaskQueueSnapshot.Scheduler.RUNNING;
+    return said == -1 ? TaskQueueSnapshot.Scheduler.STOPPING : TaskQueueSnapshot.Scheduler.RUNNING;
   }
 
   private void startScheduler(int mode) {
