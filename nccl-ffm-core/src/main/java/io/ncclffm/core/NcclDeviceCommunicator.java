@@ -54,6 +54,11 @@ public final class NcclDeviceCommunicator implements AutoCloseable {
     return created;
   }
 
+  /** The communicator that this one lives on. */
+  public Communicator communicator() {
+    return communicator;
+  }
+
   /**
    * The {@code ncclDevComm_t}, to be handed to a kernel by value. Lives as long as the
    * communicator.
