@@ -8,8 +8,6 @@ import java.nio.charset.StandardCharsets;
 import java.nio.file.Path;
 import java.util.SortedMap;
 import java.util.TreeMap;
-import java.util.regex.Matcher;
-import java.util.regex.Pattern;
 import org.jspecify.annotations.Nullable;
 
 /**
@@ -19,8 +17,7 @@ import org.jspecify.annotations.Nullable;
  */
 final class DeviceHeaders {
   private static final String FOLDER = "META-INF/ncclffm/include/";
-  private static final Pattern INCLUDE =
-      Pattern.compile("^(\\s*#\\s*include\\s*)\"([^\"]+)\"", Pattern.MULTILINE);
+  private static final String INCLUDE = "\n#include \"";
 
   private DeviceHeaders() {}
 
@@ -43,15 +40,19 @@ final class DeviceHeaders {
     }
     String text = read(name);
     all.put(name, text); // before what it includes, which may include it in turn
-    Matcher include = INCLUDE.matcher(text);
-    all.put(
-        name,
-        include.replaceAll(
-            found -> {
-              String other = Path.of(name).resolveSibling(found.group(2)).normalize().toString();
-              add(other, all);
-              return Matcher.quoteReplacement(found.group(1) + '"' + other + '"');
-            }));
+    StringBuilder rewritten = new StringBuilder();
+    int from = 0;
+    // No regular expression: this is part of what a program's first kernel costs.
+    for (int at = text.indexOf(INCLUDE); at >= 0; at = text.indexOf(INCLUDE, from)) {
+      int start = at + INCLUDE.length();
+      int end = text.indexOf('"', start);
+      String other =
+          Path.of(name).resolveSibling(text.substring(start, end)).normalize().toString();
+      add(other, all);
+      rewritten.append(text, from, start).append(other);
+      from = end;
+    }
+    all.put(name, rewritten.append(text, from, text.length()).toString());
   }
 
   private static String read(String name) {

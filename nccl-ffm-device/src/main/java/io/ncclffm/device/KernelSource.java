@@ -13,6 +13,8 @@ import java.util.TreeMap;
  * headers. Kernels that Java looks up by name are {@code extern "C"}. Immutable.
  */
 public final class KernelSource {
+  private static final String LIBRARY = "ncclffm";
+
   private final Builder values;
 
   private KernelSource(Builder values) {
@@ -47,6 +49,17 @@ public final class KernelSource {
 
   List<Path> includeFolders() {
     return values.includeFolders;
+  }
+
+  /** All headers in memory: the source's own, and the device library's where it may want them. */
+  Map<String, String> allHeaders() {
+    TreeMap<String, String> all = new TreeMap<>(values.headers);
+    if (!values.includeFolders.isEmpty()
+        || values.text.contains(LIBRARY)
+        || values.headers.values().stream().anyMatch(h -> h.contains(LIBRARY))) {
+      DeviceHeaders.all().forEach(all::putIfAbsent);
+    }
+    return all;
   }
 
   @Override
@@ -107,12 +120,5 @@ public final class KernelSource {
     public KernelSource build() {
       return new KernelSource(new Builder(this));
     }
-  }
-
-  /** All headers in memory: the device library's and the source's own. */
-  Map<String, String> allHeaders() {
-    TreeMap<String, String> all = new TreeMap<>(DeviceHeaders.all());
-    all.putAll(values.headers);
-    return all;
   }
 }
