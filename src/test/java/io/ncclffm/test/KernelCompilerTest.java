@@ -46,14 +46,21 @@ class KernelCompilerTest {
       }
       """;
 
+  /** sqrt(|sum of 2x + 1|), by the one protocol and algorithm that are best for small messages. */
   static final String FUSED =
       """
       #include "ncclffm/device.h"
       using namespace ncclffm;
 
       extern "C" __global__ void fused(DevComm comm, const float *in, float *out, uint64_t n) {
-        fusedAllReduceKernel(CoopBlock(), comm, blockIdx.x, gridDim.x, ncclFfmFunctionAllReduce,
-                             in, out, n, ScaleAdd{2, 1}, SqrtAbs());
+        const BlockShare share = shareOf(n, sizeof(float), blockIdx.x, gridDim.x);
+        if (share.count == 0) return;
+        ChannelSession<CoopBlock> session(CoopBlock(), comm, blockIdx.x, ncclFfmFunctionAllReduce);
+        Call call = makeCall(ncclFfmFunctionAllReduce, in + share.first, out + share.first,
+                             share.count, ncclFloat32, ncclSum, 0, 0);
+        call.protocol = ncclFfmProtocolLL;
+        call.algorithm = ncclFfmAlgorithmOneShot;
+        fusedAllReduceLsa<float>(session, call, ScaleAdd{2, 1}, SqrtAbs());
       }
       """;
 
