@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Looks for the real NCCL and the real CUDA runtime, which the tests of level 3 (real libraries, no GPU) use, and
-# writes what it found as Java properties: nccl.library, nccl.include, cudart.library, cuda.include (ncclffm.nccl and
-# ncclffm.cudart repeat the libraries under the names that the loader obeys), and, when any of them is missing, reason.
+# Looks for the real NCCL, the real CUDA runtime and NVRTC, which the tests of level 3 (real libraries, no GPU) use, and
+# writes what it found as Java properties: nccl.library, nccl.include, cudart.library, cuda.include, nvrtc.library
+# (ncclffm.nccl, ncclffm.cudart and ncclffm.nvrtc repeat the libraries under the names that the loader obeys), and, when
+# any of them is missing, reason.
 # It never fails the build: without the libraries those tests are skipped, with the reason.
 #
 # Usage: fetch-real-libraries.sh OUTPUT [true|false]
@@ -15,6 +16,7 @@ download=${2:-true}
 
 nccl_version=2.30.7
 cuda_version=13.0
+nvrtc_version=13.0.88
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/nccl-ffm
 # Seconds that all downloads together may take.
 budget=300
@@ -73,7 +75,7 @@ first() {
 }
 
 missing=()
-nccl_library="" nccl_include="" cudart_library="" cuda_include=""
+nccl_library="" nccl_include="" cudart_library="" cuda_include="" nvrtc_library=""
 
 if fetch "nccl-$nccl_version" "nvidia-nccl-cu13==$nccl_version"; then
   nccl_library=$(first "$cache/nccl-$nccl_version/nvidia/nccl/lib/libnccl.so.2")
@@ -94,6 +96,15 @@ else
   [[ -n $cudart_library && -n $cuda_include ]] || missing+=("$reason, and no CUDA toolkit was found")
 fi
 
+if fetch "nvrtc-$nvrtc_version" "nvidia-cuda-nvrtc==$nvrtc_version"; then
+  nvrtc_library=$(first "$cache/nvrtc-$nvrtc_version"/nvidia/cu13/lib/libnvrtc.so.*)
+else
+  for toolkit in ${CUDA_HOME:+"$CUDA_HOME"} ${CUDA_PATH:+"$CUDA_PATH"} /usr/local/cuda /usr/local/cuda-* /opt/cuda; do
+    [[ -n $nvrtc_library ]] || nvrtc_library=$(first "$toolkit"/lib64/libnvrtc.so)
+  done
+  [[ -n $nvrtc_library ]] || missing+=("$reason, and no CUDA toolkit with NVRTC was found")
+fi
+
 # A second reader may be looking at the old file: replace it in one step.
 {
   echo "# Written by scripts/fetch-real-libraries.sh."
@@ -101,9 +112,10 @@ fi
   [[ -n $nccl_include ]] && echo "nccl.include=$nccl_include"
   [[ -n $cudart_library ]] && printf '%s\n' "cudart.library=$cudart_library" "ncclffm.cudart=$cudart_library"
   [[ -n $cuda_include ]] && echo "cuda.include=$cuda_include"
+  [[ -n $nvrtc_library ]] && printf '%s\n' "nvrtc.library=$nvrtc_library" "ncclffm.nvrtc=$nvrtc_library"
   ((${#missing[@]} > 0)) && printf 'reason=%s\n' "$(IFS=';' && echo "${missing[*]}")"
 } >"$output.new"
 mv "$output.new" "$output"
 
-echo "Real libraries: NCCL ${nccl_library:-none}, CUDA runtime ${cudart_library:-none}${missing[*]:+ (${missing[*]})}"
+echo "Real libraries: NCCL ${nccl_library:-none}, CUDA runtime ${cudart_library:-none}, NVRTC ${nvrtc_library:-none}${missing[*]:+ (${missing[*]})}"
 exit 0

@@ -11,6 +11,7 @@ environment:
   NCCLFFM_BACKEND   cuda (default) or cpu
   NCCLFFM_NCCL      the libnccl to load; default: the system's
   NCCLFFM_CUDART    the libcudart to load; default: the system's
+  NCCLFFM_NVRTC     the libnvrtc to load; default: the system's; the tests of kernels compiled at run time need one
   NCCLFFM_MPS       1: run under an MPS daemon of its own, so that processes share a GPU side by side
   JDK_JAVA_OPTIONS  options for the Java virtual machine
 END
@@ -21,7 +22,8 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 export NCCLFFM_BACKEND=${NCCLFFM_BACKEND:-cuda}
 
 java() {
-  "$here/runtime/bin/java" --enable-native-access=ALL-UNNAMED -cp "$here/lib/*" "$@"
+  "$here/runtime/bin/java" --enable-native-access=ALL-UNNAMED -cp "$here/lib/*" \
+    "-Dncclffm.test.ncclKernel=$here/native-test/nccl_lsa_sum.fatbin" "$@"
 }
 
 tests() {

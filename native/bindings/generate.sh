@@ -1,25 +1,27 @@
 #!/bin/sh
-# Regenerates the three packages io.ncclffm.core.bindings.{nccl,cudart,shim} with jextract, and layouts.txt with the C++
+# Regenerates the four packages io.ncclffm.core.bindings.{nccl,cudart,nvrtc,shim} with jextract, and layouts.txt with the C++
 # compiler ($CXX, else c++), and replaces the committed ones. A second run with the same tools and headers changes
 # nothing. See README.md beside this file.
 set -eu
 export LC_ALL=C
 
-if [ $# -ne 4 ]; then
-  echo "usage: generate.sh JEXTRACT NCCL_INCLUDE CUDA_INCLUDE CLANG_INCLUDE
+if [ $# -lt 4 ] || [ $# -gt 5 ]; then
+  echo "usage: generate.sh JEXTRACT NCCL_INCLUDE CUDA_INCLUDE CLANG_INCLUDE [NVRTC_INCLUDE]
   JEXTRACT       the jextract executable (built for JDK 25)
   NCCL_INCLUDE   folder of nccl.h and nccl_device/
   CUDA_INCLUDE   folder of cuda_runtime_api.h
-  CLANG_INCLUDE  clang's own headers (stddef.h ...), of the libclang that JEXTRACT uses: lib/clang/VERSION/include" >&2
+  CLANG_INCLUDE  clang's own headers (stddef.h ...), of the libclang that JEXTRACT uses: lib/clang/VERSION/include
+  NVRTC_INCLUDE  folder of nvrtc.h, where that is not CUDA_INCLUDE" >&2
   exit 2
 fi
 jextract=$(realpath "$(command -v "$1")") nccl=$(realpath "$2") cuda=$(realpath "$3") clang=$(realpath "$4")
+nvrtc=$(realpath "${5:-$3}")
 here=$(cd "$(dirname "$0")" && pwd)
 root=io/ncclffm/core/bindings
 loader=io.ncclffm.core.internal.NativeLibraries
 target=$here/../../nccl-ffm-core/src/main/java/$root
 
-for file in "$nccl/nccl.h" "$cuda/cuda_runtime_api.h" "$clang/stddef.h"; do
+for file in "$nccl/nccl.h" "$cuda/cuda_runtime_api.h" "$clang/stddef.h" "$nvrtc/nvrtc.h"; do
   [ -f "$file" ] || { echo "generate.sh: $file does not exist" >&2; exit 2; }
 done
 
@@ -66,7 +68,7 @@ generate() { # PACKAGE CLASS LIBRARY SOURCE HEADER [INCLUDE...]: one package
 
   if [ "$(grep -c "$loader.$package()" "$dir/${class}H.java")" != 1 ] ||
     grep -rnE 'LIBRARY_ARENA|loaderLookup|defaultLookup|libraryLookup' "$dir" ||
-    grep -rnF -e "$nccl" -e "$cuda" -e "$clang" -e "$here" -e "$out" "$dir"; then
+    grep -rnF -e "$nccl" -e "$cuda" -e "$clang" -e "$nvrtc" -e "$here" -e "$out" "$dir"; then
     echo "generate.sh: jextract's output has changed its shape; adapt the substitutions" >&2
     exit 1
   fi
@@ -90,12 +92,14 @@ generate nccl Nccl "The host API of NCCL" "nccl.h and nccl_device/ of NCCL $nccl
   "$here/nccl_device_host.h" "$nccl" "$cuda"
 generate cudart Cudart "The part of the CUDA runtime that this project uses" \
   "cuda_runtime_api.h of CUDA $cuda_version" "$cuda/cuda_runtime_api.h" "$cuda"
+generate nvrtc Nvrtc "The part of NVRTC, CUDA's compiler at run time, that this project uses" \
+  "nvrtc.h of CUDA $cuda_version" "$nvrtc/nvrtc.h"
 generate shim Shim "The C ABI of the nccl-ffm shim" "native/include/ncclffm.h" \
   "$here/../include/ncclffm.h"
 
 "$here/layouts.sh" "$nccl" "$cuda" > layouts.txt
 cp layouts.txt "$here/layouts.txt"
-for package in nccl cudart shim; do
+for package in nccl cudart nvrtc shim; do
   mkdir -p "$target"
   rm -rf "${target:?}/$package"
   cp -R "$root/$package" "$target/$package"

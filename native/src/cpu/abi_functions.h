@@ -67,6 +67,8 @@ NCCLFFM_EXPORT cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *execut
                                                          unsigned long long flags);
 NCCLFFM_EXPORT cudaError_t cudaGraphUpload(cudaGraphExec_t executable, cudaStream_t stream);
 NCCLFFM_EXPORT cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream);
+NCCLFFM_EXPORT cudaError_t cudaGraphExecUpdate(cudaGraphExec_t executable, cudaGraph_t graph,
+                                               cudaGraphExecUpdateResultInfo *info);
 NCCLFFM_EXPORT cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable);
 NCCLFFM_EXPORT cudaError_t cudaGraphDestroy(cudaGraph_t graph);
 

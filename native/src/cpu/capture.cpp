@@ -313,6 +313,25 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t handle, cudaStream_t streamHandle) {
   });
 }
 
+// What is launched goes on as it was. Of the shape only the number of calls is compared.
+cudaError_t cudaGraphExecUpdate(cudaGraphExec_t handle, cudaGraph_t graphHandle, cudaGraphExecUpdateResultInfo *info) {
+  return guardCuda([&] {
+    const std::shared_ptr<GraphExec> executable = executables().find(handle);
+    const std::shared_ptr<const Graph> graph = graphs().find(graphHandle);
+    if (executable == nullptr || graph == nullptr || info == nullptr) {
+      return cudaErrorInvalidValue;
+    }
+    std::lock_guard<std::mutex> lock(executable->mutex);
+    *info = {};
+    if (executable->graph->calls.size() != graph->calls.size()) {
+      info->result = cudaGraphExecUpdateErrorTopologyChanged;
+      return cudaErrorGraphExecUpdateFailure;
+    }
+    executable->graph = graph;
+    return cudaSuccess;
+  });
+}
+
 // What is launched goes on.
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t handle) {
   return guardCuda([&] { return executables().remove(handle) ? cudaSuccess : cudaErrorInvalidValue; });

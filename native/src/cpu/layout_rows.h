@@ -1,6 +1,10 @@
 // Every struct field and constant of abi.h that callers depend on, once. The includer defines STRUCT, FIELD and VALUE:
 // layouts.cpp builds the table over abi.h with it, test/cpu/real_headers.cpp over NVIDIA's headers. No include guard.
 
+STRUCT(cudaGraphExecUpdateResultInfo)
+FIELD(cudaGraphExecUpdateResultInfo, result)
+FIELD(cudaGraphExecUpdateResultInfo, errorNode)
+FIELD(cudaGraphExecUpdateResultInfo, errorFromNode)
 STRUCT(cudaPointerAttributes)
 FIELD(cudaPointerAttributes, type)
 FIELD(cudaPointerAttributes, device)
@@ -124,6 +128,9 @@ VALUE(cudaErrorStreamCaptureUnjoined)
 VALUE(cudaErrorStreamCaptureIsolation)
 VALUE(cudaErrorCapturedEvent)
 VALUE(cudaErrorStreamCaptureWrongThread)
+VALUE(cudaErrorGraphExecUpdateFailure)
+VALUE(cudaGraphExecUpdateSuccess)
+VALUE(cudaGraphExecUpdateErrorTopologyChanged)
 VALUE(cudaErrorUnknown)
 VALUE(cudaStreamCaptureModeGlobal)
 VALUE(cudaStreamCaptureModeThreadLocal)

@@ -98,6 +98,32 @@ TEST(capturedCallsRunAtEveryLaunchAndNotBefore) {
   CUDA_OK(cudaFreeHost(pinned));
 }
 
+TEST(anUpdateTakesCallsOfAnotherGraphIfTheyAreAsMany) {
+  const cudaStream_t stream = newStream();
+  std::atomic<int> first{0}, second{0};
+  beginCapture(stream);
+  CUDA_OK(cudaLaunchHostFunc(stream, countUp, &first));
+  const cudaGraphExec_t executable = endCapture(stream);
+  for (int calls = 1; calls <= 2; ++calls) {
+    cudaGraph_t graph = nullptr;
+    beginCapture(stream);
+    for (int i = 0; i < calls; ++i) CUDA_OK(cudaLaunchHostFunc(stream, countUp, &second));
+    CUDA_OK(cudaStreamEndCapture(stream, &graph));
+    cudaGraphExecUpdateResultInfo info = {};
+    CHECK_EQ(cudaGraphExecUpdate(executable, graph, &info), calls == 1 ? cudaSuccess : cudaErrorGraphExecUpdateFailure);
+    CHECK_EQ(info.result, calls == 1 ? cudaGraphExecUpdateSuccess : cudaGraphExecUpdateErrorTopologyChanged);
+    CHECK_EQ(cudaGraphExecUpdate(executable, graph, nullptr), cudaErrorInvalidValue);
+    CUDA_OK(cudaGraphDestroy(graph));
+    CHECK_EQ(cudaGraphExecUpdate(executable, graph, &info), cudaErrorInvalidValue);
+    CUDA_OK(cudaGraphLaunch(executable, stream));
+    CUDA_OK(cudaStreamSynchronize(stream));
+    CHECK_EQ(first.load(), 0);
+    CHECK_EQ(second.load(), calls);
+  }
+  CUDA_OK(cudaGraphExecDestroy(executable));
+  CUDA_OK(cudaStreamDestroy(stream));
+}
+
 TEST(launchesOfOneGraphFollowEachOtherOnWhateverStream) {
   const cudaStream_t first = newStream();
   const cudaStream_t second = newStream();

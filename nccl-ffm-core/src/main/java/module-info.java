@@ -14,6 +14,7 @@ module io.ncclffm.core {
   exports io.ncclffm.core.bootstrap;
   exports io.ncclffm.core.bindings.cudart;
   exports io.ncclffm.core.bindings.nccl;
+  exports io.ncclffm.core.bindings.nvrtc;
   exports io.ncclffm.core.bindings.shim;
   exports io.ncclffm.core.internal to
       io.ncclffm.lsa,

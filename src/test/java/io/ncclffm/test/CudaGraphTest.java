@@ -387,4 +387,49 @@ class CudaGraphTest {
     x.copyTo(result, stream);
     assertArrayEquals(new int[] {77}, result);
   }
+
+  @Test
+  void anUpdatePutsOtherWorkIntoTheGraph() {
+    try (CudaGraph graph = CudaGraph.capture(stream, () -> copyThrough(stream));
+        HostBuffer other = HostBuffer.allocate(device, Integer.BYTES)) {
+      assertCopies(graph, stream, 5);
+      for (int round = 6; round < 9; round++) {
+        other.segment().set(ValueLayout.JAVA_INT, 0, 10 * round);
+        graph.update(
+            stream,
+            () -> {
+              x.copyFrom(other.segment(), stream);
+              x.copyTo(target.segment(), stream);
+            });
+        graph.launch(stream);
+        stream.synchronize(Duration.ofSeconds(20));
+        assertEquals(10 * round, target.segment().get(ValueLayout.JAVA_INT, 0));
+        graph.update(stream, () -> copyThrough(stream));
+        assertCopies(graph, second, round);
+      }
+    }
+    assertUsable();
+  }
+
+  @Test
+  void anUpdateOfAnotherShapeLeavesTheGraphAsItWas() {
+    CudaGraph graph = CudaGraph.capture(stream, () -> copyThrough(stream));
+    CudaException e =
+        assertThrows(
+            CudaException.class,
+            () -> graph.update(stream, () -> x.copyFrom(source.segment(), stream)));
+    Messages.assertNames(e, "cudaGraphExecUpdate", "make a new graph");
+    assertThrows(
+        ArithmeticException.class,
+        () ->
+            graph.update(
+                stream,
+                () -> {
+                  throw new ArithmeticException();
+                }));
+    assertCopies(graph, stream, 7);
+    graph.close();
+    assertThrows(IllegalStateException.class, () -> graph.update(stream, () -> {}));
+    assertUsable();
+  }
 }

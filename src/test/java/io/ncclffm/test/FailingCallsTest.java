@@ -476,6 +476,15 @@ class FailingCallsTest {
                     s.closeLater(CudaGraph.capture(s.stream, () -> s.one.fill((byte) 0, s.stream)));
                 return new Call(s.comm, () -> graph.launch(s.stream));
               }),
+          new Case(
+              "cudaGraphExecUpdate",
+              Effect.NONE,
+              s -> {
+                CudaGraph graph =
+                    s.closeLater(CudaGraph.capture(s.stream, () -> s.one.fill((byte) 0, s.stream)));
+                return new Call(
+                    s.comm, () -> graph.update(s.stream, () -> s.one.fill((byte) 1, s.stream)));
+              }),
           hasNoEffect("cudaMalloc", s -> DeviceBuffer.allocate(s.device, DataType.FLOAT32, 1)),
           hasNoEffect("cudaMemcpyAsync", s -> s.two.copyFrom(new float[2], s.stream)),
           hasNoEffect("cudaMemcpyAsync", s -> s.two.copyTo(new float[2], s.stream)),

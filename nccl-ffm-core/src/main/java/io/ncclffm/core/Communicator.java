@@ -977,8 +977,8 @@ public final class Communicator implements AutoCloseable, FailureSource {
 
   /**
    * What kernels compiled from NCCL's device headers need to communicate ({@code
-   * ncclDevCommCreate}, 2.28.3; here from the version of the bindings on, because the struct has
-   * changed with each). Collective. Not in a group.
+   * ncclDevCommCreate}, 2.28.3; here for headers from 2.29.2 on, see {@link
+   * NcclDeviceRequirements.Builder#headerVersion}). Collective. Not in a group.
    *
    * @throws NcclException if the ranks cannot address one another's memory, or what is required is
    *     not there

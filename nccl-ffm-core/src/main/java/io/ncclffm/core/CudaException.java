@@ -51,7 +51,7 @@ public final class CudaException extends RuntimeException {
   }
 
   /** As {@link #of(String, int, CudaDevice)}, with what to do about it. */
-  static CudaException of(String operation, int rc, CudaDevice device, String hint) {
+  public static CudaException of(String operation, int rc, CudaDevice device, String hint) {
     CudaException e = new CudaException(operation, rc, " on " + device, hint);
     device.noteError(e);
     return e;

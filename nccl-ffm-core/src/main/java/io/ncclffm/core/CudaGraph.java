@@ -3,6 +3,7 @@ package io.ncclffm.core;
 import static java.lang.foreign.ValueLayout.ADDRESS;
 
 import io.ncclffm.core.bindings.cudart.CudartH;
+import io.ncclffm.core.bindings.cudart.cudaGraphExecUpdateResultInfo_st;
 import java.lang.foreign.Arena;
 import java.lang.foreign.MemorySegment;
 import java.util.HashSet;
@@ -27,8 +28,10 @@ import org.jspecify.annotations.Nullable;
 public final class CudaGraph implements AutoCloseable {
   private final CudaDevice device;
   private final MemorySegment handle;
-  private final Communicator[] communicators;
-  private final Failures failures;
+  private Communicator[] communicators = {};
+  private final Failures failures = new Failures();
+  // Of the last update: what NCCL keeps for its captured work lives as long as the graph it is in.
+  private MemorySegment updated = MemorySegment.NULL;
   private final Set<CudaStream> streams = new HashSet<>();
   private final LeakReport.Tracker leak;
   private @Nullable CudaStream lastStream;
@@ -62,7 +65,9 @@ public final class CudaGraph implements AutoCloseable {
   }
 
   /** What the streams of launches ask. */
-  private record Failures(FailureSource[] sources) implements FailureSource {
+  private static final class Failures implements FailureSource {
+    private volatile FailureSource[] sources = {};
+
     @Override
     public void throwIfFailed() {
       for (FailureSource source : sources) {
@@ -74,9 +79,17 @@ public final class CudaGraph implements AutoCloseable {
   private CudaGraph(CudaDevice device, MemorySegment handle, Capture capture) {
     this.device = device;
     this.handle = handle;
-    this.communicators = capture.communicators.toArray(Communicator[]::new);
-    this.failures = new Failures(capture.sources.toArray(FailureSource[]::new));
     this.leak = LeakReport.track(this, toString());
+    use(capture);
+  }
+
+  /** From now on this graph holds what was captured so. */
+  private void use(Capture capture) {
+    for (Communicator communicator : communicators) {
+      communicator.disown(this);
+    }
+    communicators = capture.communicators.toArray(Communicator[]::new);
+    failures.sources = capture.sources.toArray(FailureSource[]::new);
     for (Communicator communicator : communicators) {
       communicator.adopt(this);
     }
@@ -99,6 +112,16 @@ public final class CudaGraph implements AutoCloseable {
    *     NcclGroup} (put the group into the capture), or on a virtual thread
    */
   public static CudaGraph capture(CudaStream stream, Runnable work) {
+    Capture capture = new Capture();
+    MemorySegment graph = record(stream, work, capture);
+    try (Arena arena = Arena.ofConfined()) {
+      MemorySegment handle = instantiate(graph, stream, arena.allocate(ADDRESS));
+      return new CudaGraph(stream.device(), handle, capture);
+    }
+  }
+
+  /** The {@code cudaGraph_t} of what the code enqueues. */
+  private static MemorySegment record(CudaStream stream, Runnable work, Capture capture) {
     String operation = "cudaStreamBeginCapture";
     checkMayCapture(operation, stream);
     MemorySegment captured = stream.handle(operation);
@@ -106,7 +129,6 @@ public final class CudaGraph implements AutoCloseable {
     device.makeCurrent();
     int rc = CudartH.cudaStreamBeginCapture(captured, CudartH.cudaStreamCaptureModeThreadLocal());
     CudaException.check(rc, operation, device);
-    Capture capture = new Capture();
     capture.joins(stream);
     @Nullable Throwable trouble = null;
     try {
@@ -123,7 +145,7 @@ public final class CudaGraph implements AutoCloseable {
         CudaException end = CudaException.of("cudaStreamEndCapture", rc, device, hint(rc));
         trouble = add(trouble, end);
       } else if (trouble == null) {
-        return new CudaGraph(device, instantiate(graph, stream, out), capture);
+        return graph;
       } else {
         trouble =
             add(trouble, failure(CudartH.cudaGraphDestroy(graph), "cudaGraphDestroy", device));
@@ -220,7 +242,7 @@ public final class CudaGraph implements AutoCloseable {
    * @throws NcclException if a communicator or device communicator has failed
    */
   public synchronized void launch(CudaStream stream) {
-    check(stream);
+    check("cudaGraphLaunch", stream);
     int entered = 0;
     try {
       while (entered < communicators.length) {
@@ -244,21 +266,79 @@ public final class CudaGraph implements AutoCloseable {
     }
   }
 
-  private void check(@Nullable CudaStream stream) {
+  /**
+   * Puts other work of the same shape into the graph, at less than the price of a new one ({@code
+   * cudaGraphExecUpdate}): the same kinds of calls in the same order, with other arguments, as
+   * other buffers or scalars. Captures as {@link #capture} does. Launches under way go on with the
+   * old work. If it throws, the graph is as it was.
+   *
+   * @param stream of the graph's device, not being captured
+   * @throws CudaException if the work cannot be captured, or is of another shape; then make a new
+   *     graph
+   * @throws IllegalStateException if the graph is closed, and as for {@link #capture}
+   */
+  public synchronized void update(CudaStream stream, Runnable work) {
+    String operation = "cudaGraphExecUpdate";
+    check(operation, stream);
+    Capture capture = new Capture();
+    MemorySegment graph = record(stream, work, capture);
+    MemorySegment unused = graph;
+    @Nullable Throwable trouble = null;
+    try (Arena arena = Arena.ofConfined()) {
+      device.makeCurrent();
+      MemorySegment info = cudaGraphExecUpdateResultInfo_st.allocate(arena);
+      int rc = CudartH.cudaGraphExecUpdate(handle, graph, info);
+      if (rc != 0) {
+        int result = cudaGraphExecUpdateResultInfo_st.result(info);
+        throw CudaException.of(operation, rc, device, "; " + shapeText(result));
+      }
+      unused = updated;
+      updated = graph;
+      use(capture);
+      // The next launch would do it; see instantiate.
+      rc = CudartH.cudaGraphUpload(handle, stream.handle());
+      CudaException.check(rc, "cudaGraphUpload", device);
+    } catch (RuntimeException e) {
+      trouble = e;
+    }
+    trouble = add(trouble, destroy(unused));
+    if (trouble != null) {
+      NcclGroup.<RuntimeException>rethrow(trouble);
+    }
+  }
+
+  private @Nullable CudaException destroy(MemorySegment graph) {
+    return graph.address() == 0
+        ? null
+        : failure(CudartH.cudaGraphDestroy(graph), "cudaGraphDestroy", device);
+  }
+
+  private static String shapeText(int result) {
+    if (result == CudartH.cudaGraphExecUpdateErrorTopologyChanged()) {
+      return "the calls are not as many, or not in the same order; make a new graph";
+    }
+    if (result == CudartH.cudaGraphExecUpdateErrorNodeTypeChanged()) {
+      return "a call is of another kind, as a copy in the place of a kernel; make a new graph";
+    }
+    return "cudaGraphExecUpdateResult " + result + "; make a new graph";
+  }
+
+  private void check(String operation, @Nullable CudaStream stream) {
     if (closed) {
-      throw new IllegalStateException("cudaGraphLaunch: the " + this + " is closed");
+      throw new IllegalStateException(operation + ": the " + this + " is closed");
     }
     if (stream == null) {
       throw new IllegalArgumentException(
-          "cudaGraphLaunch: the stream is null; make one with CudaStream.create");
+          operation + ": the stream is null; make one with CudaStream.create");
     }
     if (stream.device().ordinal() != device.ordinal()) {
       throw new IllegalArgumentException(
-          "cudaGraphLaunch: the " + stream + " belongs to another device than the " + this);
+          operation + ": the " + stream + " belongs to another device than the " + this);
     }
     if (stream.isCapturing()) {
       throw new IllegalStateException(
-          "cudaGraphLaunch: the "
+          operation
+              + ": the "
               + stream
               + " is being captured, and CUDA does not capture launches of graphs");
     }
@@ -285,7 +365,12 @@ public final class CudaGraph implements AutoCloseable {
       return;
     }
     device.makeCurrent();
-    CudaException.check(CudartH.cudaGraphExecDestroy(handle), "cudaGraphExecDestroy", device);
+    int rc = CudartH.cudaGraphExecDestroy(handle);
+    @Nullable Throwable trouble = failure(rc, "cudaGraphExecDestroy", device);
+    trouble = add(trouble, destroy(updated));
+    if (trouble != null) {
+      NcclGroup.<RuntimeException>rethrow(trouble);
+    }
   }
 
   @Override

@@ -287,4 +287,9 @@ public final class LocalWorld implements AutoCloseable {
       failure.addSuppressed(e);
     }
   }
+
+  @Override
+  public String toString() {
+    return "world of " + size() + " ranks";
+  }
 }

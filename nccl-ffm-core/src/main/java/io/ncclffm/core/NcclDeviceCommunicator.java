@@ -1,10 +1,13 @@
 package io.ncclffm.core;
 
+import static java.lang.foreign.ValueLayout.JAVA_LONG;
+
 import io.ncclffm.core.bindings.nccl.NcclH;
-import io.ncclffm.core.bindings.nccl.ncclDevComm;
 import io.ncclffm.core.internal.NativeLibraries;
 import java.lang.foreign.Arena;
+import java.lang.foreign.MemoryLayout;
 import java.lang.foreign.MemorySegment;
+import org.jspecify.annotations.Nullable;
 
 /**
  * NCCL's own device communicator ({@code ncclDevComm_t}), for kernels that were compiled from the
@@ -12,6 +15,9 @@ import java.lang.foreign.MemorySegment;
  * this project do not need it.
  */
 public final class NcclDeviceCommunicator implements AutoCloseable {
+  /** More than any version's struct takes. */
+  private static final MemoryLayout ROOM = MemoryLayout.sequenceLayout(128, JAVA_LONG);
+
   private final Communicator communicator;
   private final MemorySegment struct;
   private boolean closed;
@@ -28,22 +34,23 @@ public final class NcclDeviceCommunicator implements AutoCloseable {
           "ncclDevCommCreate: the CPU backend runs no kernel compiled from NCCL's device headers");
     }
     NativeLibraries.requireNccl("ncclDevCommCreate", "2.28.3");
-    int header = NcclH.NCCL_VERSION_CODE();
-    int loaded = NativeLibraries.load().ncclVersion();
-    if (loaded < header) {
+    NativeLibraries.Loaded loaded = NativeLibraries.load();
+    @Nullable String problem = requirements.problemWith(loaded.ncclVersion());
+    if (problem != null) {
       throw new UnsupportedByLibraryException(
-          "ncclDevCommCreate needs NCCL >= "
-              + NativeLibraries.versionText(header)
-              + ", whose struct a kernel would be compiled for; loaded "
-              + NativeLibraries.versionText(loaded)
+          "ncclDevCommCreate: "
+              + problem
+              + "; loaded "
+              + NativeLibraries.versionText(loaded.ncclVersion())
               + " from "
-              + NativeLibraries.load().nccl().file());
+              + loaded.nccl().file());
     }
     if (NcclGroup.isActive()) {
       throw new IllegalStateException(
           "ncclDevCommCreate inside a group: it would exist only after its end; create outside");
     }
-    MemorySegment struct = communicator.allocateLateWritten(ncclDevComm.layout());
+    MemorySegment room = communicator.allocateLateWritten(ROOM);
+    MemorySegment struct = room.asSlice(0, requirements.deviceCommunicatorBytes());
     try (Arena scratch = Arena.ofConfined()) {
       // NCCL copies the requirements during the call.
       MemorySegment wanted = requirements.toNative(scratch);
@@ -54,9 +61,14 @@ public final class NcclDeviceCommunicator implements AutoCloseable {
     return created;
   }
 
+  /** The communicator that this one lives on. */
+  public Communicator communicator() {
+    return communicator;
+  }
+
   /**
-   * The {@code ncclDevComm_t}, to be handed to a kernel by value. Lives as long as the
-   * communicator.
+   * The {@code ncclDevComm_t}, as the headers of {@link NcclDeviceRequirements} have it, to be
+   * handed to a kernel by value. Lives as long as the communicator.
    *
    * @throws IllegalStateException if closed
    */

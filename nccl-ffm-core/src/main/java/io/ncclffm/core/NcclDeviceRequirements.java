@@ -2,8 +2,10 @@ package io.ncclffm.core;
 
 import io.ncclffm.core.bindings.nccl.NcclH;
 import io.ncclffm.core.bindings.nccl.ncclDevCommRequirements;
+import io.ncclffm.core.internal.NativeLibraries;
 import java.lang.foreign.MemorySegment;
 import java.lang.foreign.SegmentAllocator;
+import org.jspecify.annotations.Nullable;
 
 /**
  * What kernels will need of an {@link NcclDeviceCommunicator} ({@code ncclDevCommRequirements_t},
@@ -31,6 +33,8 @@ public final class NcclDeviceRequirements {
     }
   }
 
+  private static final int OLDEST_HEADERS = 22902;
+
   private final Builder values;
 
   private NcclDeviceRequirements(Builder values) {
@@ -41,12 +45,62 @@ public final class NcclDeviceRequirements {
     return new Builder();
   }
 
-  /** Writes the struct, every field explicitly. */
+  /** NCCL's version code of the headers that the kernels were compiled with. */
+  int headerVersion() {
+    return values.headerVersion;
+  }
+
+  /** Bytes of the {@code ncclDevComm} that kernels compiled with these headers take by value. */
+  int deviceCommunicatorBytes() {
+    return values.headerVersion < 22905 ? 200 : values.headerVersion < 23000 ? 224 : 240;
+  }
+
+  private boolean wantsNetwork() {
+    return values.ginConnection != GinConnection.NONE
+        || values.ginSignalCount > 0
+        || values.ginCounterCount > 0
+        || values.railGinBarrierCount > 0
+        || values.worldGinBarrierCount > 0;
+  }
+
+  /**
+   * Why a library cannot make what kernels of these headers take, or null: the layout of NCCL's
+   * struct is that of the headers, which the library must know.
+   *
+   * @param loaded its version code
+   */
+  @Nullable String problemWith(int loaded) {
+    int header = values.headerVersion;
+    String kernels = "kernels compiled with NCCL " + NativeLibraries.versionText(header);
+    if (header > loaded) {
+      return kernels + " need a library of that version or a later one";
+    }
+    if (header < OLDEST_HEADERS) {
+      return kernels
+          + ": NCCL keeps its device structs compatible from "
+          + NativeLibraries.versionText(OLDEST_HEADERS)
+          + " on; compile them with later headers";
+    }
+    if (header / 100 > NcclH.NCCL_VERSION_CODE() / 100) {
+      return kernels
+          + ": what they require is known here up to NCCL "
+          + NativeLibraries.versionText(NcclH.NCCL_VERSION_CODE());
+    }
+    if (wantsNetwork() && header < 23000 && header / 100 != loaded / 100) {
+      return kernels + " cannot use the network (GIN) with another library than 2.29";
+    }
+    return null;
+  }
+
+  /** Writes the struct, every field explicitly, as the headers' version has it. */
   MemorySegment toNative(SegmentAllocator allocator) {
     MemorySegment r = ncclDevCommRequirements.allocate(allocator);
-    ncclDevCommRequirements.size(r, ncclDevCommRequirements.sizeof());
+    int header = values.headerVersion;
+    // NCCL copies as many bytes: what is behind them was not there yet.
+    ncclDevCommRequirements.size(
+        r, header < 22905 ? 72 : header < 23000 ? 88 : ncclDevCommRequirements.sizeof());
     ncclDevCommRequirements.magic(r, NcclH.NCCL_API_MAGIC());
-    ncclDevCommRequirements.version(r, NcclH.NCCL_VERSION_CODE());
+    ncclDevCommRequirements.version(r, header);
     ncclDevCommRequirements.resourceRequirementsList(r, values.resources);
     ncclDevCommRequirements.teamRequirementsList(r, values.teams);
     ncclDevCommRequirements.lsaMultimem(r, values.lsaMultimem);
@@ -72,6 +126,7 @@ public final class NcclDeviceRequirements {
 
   /** Collects what is set. Values are checked by NCCL. */
   public static final class Builder {
+    private int headerVersion = NcclH.NCCL_VERSION_CODE();
     private MemorySegment resources = MemorySegment.NULL;
     private MemorySegment teams = MemorySegment.NULL;
     private boolean lsaMultimem;
@@ -94,6 +149,7 @@ public final class NcclDeviceRequirements {
     private Builder() {}
 
     private Builder(Builder other) {
+      headerVersion = other.headerVersion;
       resources = other.resources;
       teams = other.teams;
       lsaMultimem = other.lsaMultimem;
@@ -112,6 +168,17 @@ public final class NcclDeviceRequirements {
       worldGinBarrierCount = other.worldGinBarrierCount;
       ginStrongSignalsRequired = other.ginStrongSignalsRequired;
       ginVaSignalsRequired = other.ginVaSignalsRequired;
+    }
+
+    /**
+     * The {@code NCCL_VERSION_CODE} of the headers that the kernels were compiled with, by which
+     * NCCL lays out its struct (the requirements' {@code version}); that of the bindings by
+     * default. NCCL takes headers from 2.29.2 on, up to its own version; those of 2.29 without the
+     * network if it is later itself.
+     */
+    public Builder headerVersion(int code) {
+      headerVersion = code;
+      return this;
     }
 
     /**

@@ -1438,6 +1438,22 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
     fillState(operation, state, count);
   }
 
+  /**
+   * Enters for a launch of a kernel that takes the struct, as for one of those here; {@link
+   * Communicator#end} ends it.
+   */
+  void beginKernel(String operation, CudaStream stream) {
+    communicator.begin(operation, stream);
+    try {
+      synchronized (lock) {
+        checkUsable(operation, stream);
+      }
+    } catch (RuntimeException | Error e) {
+      communicator.end();
+      throw e;
+    }
+  }
+
   /** Before a launch, under the lock: open, not failed, and the stream knows whom to ask. */
   private void checkUsable(String operation, CudaStream stream) {
     checkOpen(operation);

@@ -1056,6 +1056,13 @@ public final class TaskQueue implements AbortableResource {
     }
   }
 
+  /** Before a kernel that takes the struct is launched on a stream. */
+  void checkProducer(String operation, CudaStream stream) {
+    synchronized (lock) {
+      checkLaunch(operation, stream);
+    }
+  }
+
   /**
    * Launches the kernel that computes buckets and appends the all-reduce of each as soon as it is
    * ready ({@code ncclFfmTaskAppendBuckets}): bucket k goes to lane k modulo lanes. Returns at

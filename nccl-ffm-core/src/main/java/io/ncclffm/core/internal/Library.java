@@ -7,7 +7,8 @@ import org.jspecify.annotations.Nullable;
 /**
  * One opened library.
  *
- * @param name what it is to us: libcudart, libnccl or libncclffm (the shim or the CPU backend)
+ * @param name what it is to us: libcudart, libnccl, libnvrtc or libncclffm (the shim or the CPU
+ *     backend)
  * @param filePrefix how the names of all copies of it begin, for finding a second one
  * @param origin which rule of the search order found it
  * @param handle from {@code dlopen}; never closed

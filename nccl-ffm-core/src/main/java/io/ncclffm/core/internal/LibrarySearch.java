@@ -22,15 +22,20 @@ import org.jspecify.annotations.Nullable;
  * the search fails.
  */
 final class LibrarySearch {
+  private static final String CPU = "take -Dncclffm.backend=cpu";
+
   private final String name;
   private final String filePrefix;
   private final String property;
   private final String environment;
   private final String probeSymbol;
+  private final String otherRemedy;
   private final List<String> attempts = new ArrayList<>();
   private boolean namedByUser;
 
-  private LibrarySearch(String name, String filePrefix, String property, String probeSymbol) {
+  private LibrarySearch(
+      String name, String filePrefix, String property, String probeSymbol, String otherRemedy) {
+    this.otherRemedy = otherRemedy;
     this.name = name;
     this.filePrefix = filePrefix;
     this.property = property;
@@ -40,15 +45,25 @@ final class LibrarySearch {
 
   static LibrarySearch cudart() {
     return new LibrarySearch(
-        "libcudart", "libcudart.so", "ncclffm.cudart", "cudaRuntimeGetVersion");
+        "libcudart", "libcudart.so", "ncclffm.cudart", "cudaRuntimeGetVersion", CPU);
   }
 
   static LibrarySearch nccl() {
-    return new LibrarySearch("libnccl", "libnccl.so", "ncclffm.nccl", "ncclGetVersion");
+    return new LibrarySearch("libnccl", "libnccl.so", "ncclffm.nccl", "ncclGetVersion", CPU);
   }
 
   static LibrarySearch shim() {
-    return new LibrarySearch("libncclffm", "libncclffm_", "ncclffm.shim", "ncclFfmGetAbiVersion");
+    return new LibrarySearch(
+        "libncclffm", "libncclffm_", "ncclffm.shim", "ncclFfmGetAbiVersion", CPU);
+  }
+
+  static LibrarySearch nvrtc() {
+    return new LibrarySearch(
+        "libnvrtc",
+        "libnvrtc.so",
+        "ncclffm.nvrtc",
+        "nvrtcCompileProgram",
+        "install it (CUDA's toolkit, or pip install nvidia-cuda-nvrtc)");
   }
 
   /** Whether the property or the variable names the file, so that no other may stand in for it. */
@@ -176,7 +191,9 @@ final class LibrarySearch {
             + property
             + "=FILE or "
             + environment
-            + "=FILE, or take -Dncclffm.backend=cpu.");
+            + "=FILE, or "
+            + otherRemedy
+            + ".");
   }
 
   /** One line for the log. */
@@ -220,7 +237,8 @@ final class LibrarySearch {
   private static void addPythonFolders(List<Path> folders, Path lib) {
     for (Path python : list(lib, "python3*")) {
       for (Path packages : list(python, "{site,dist}-packages")) {
-        for (Path library : list(packages.resolve("nvidia"), "{nccl,cuda_runtime,cu1[0-9]}")) {
+        for (Path library :
+            list(packages.resolve("nvidia"), "{nccl,cuda_runtime,cuda_nvrtc,cu1[0-9]}")) {
           folders.add(library.resolve("lib"));
         }
       }

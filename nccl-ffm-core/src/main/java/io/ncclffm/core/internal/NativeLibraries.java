@@ -12,6 +12,8 @@ import java.lang.foreign.Linker;
 import java.lang.foreign.MemorySegment;
 import java.lang.foreign.SymbolLookup;
 import java.lang.invoke.MethodHandle;
+import java.nio.file.Files;
+import java.nio.file.Path;
 import java.util.List;
 import java.util.Locale;
 import java.util.Optional;
@@ -36,6 +38,7 @@ public final class NativeLibraries {
 
   private static volatile @Nullable Loaded loaded;
   private static @Nullable NativeLibraryException failure;
+  private static @Nullable Library nvrtc;
 
   private NativeLibraries() {}
 
@@ -146,6 +149,9 @@ public final class NativeLibraries {
   private static final List<String> CUDART_SONAMES =
       List.of("libcudart.so.13", "libcudart.so.12", "libcudart.so");
   private static final List<String> NCCL_SONAMES = List.of("libnccl.so.2", "libnccl.so");
+
+  private static final List<String> NVRTC_SONAMES =
+      List.of("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so");
 
   private static Library openCudart() {
     LibrarySearch search = LibrarySearch.cudart();
@@ -343,6 +349,58 @@ public final class NativeLibraries {
   /** NCCL's version code (X*10000 + Y*100 + Z) as text. */
   public static String versionText(int code) {
     return code / 10000 + "." + code / 100 % 100 + "." + code % 100;
+  }
+
+  /** Symbols of NVRTC, for the generated bindings; loads it on the first look-up. */
+  public static SymbolLookup nvrtc() {
+    return name -> requireNvrtc().find(name);
+  }
+
+  /**
+   * NVRTC, which nothing else needs: looked for at the first use, whatever the backend. Also opens
+   * the library of its builtins that lies beside it, which NVRTC itself looks for by name only.
+   *
+   * @throws NativeLibraryException with every attempt, each time, if there is none
+   */
+  public static synchronized Library requireNvrtc() {
+    @Nullable Library found = nvrtc;
+    if (found != null) {
+      return found;
+    }
+    LibrarySearch search = LibrarySearch.nvrtc();
+    found = search.find(NVRTC_SONAMES);
+    if (found == null) {
+      throw search.failure();
+    }
+    int[] version = nvrtcVersion(found);
+    String builtins = "libnvrtc-builtins.so." + version[0] + "." + version[1];
+    Path beside = Path.of(found.file()).resolveSibling(builtins);
+    if (Files.exists(beside)) {
+      Libc.open(beside.toString());
+    }
+    nvrtc = found;
+    return found;
+  }
+
+  /** Major and minor. */
+  @SuppressWarnings("restricted")
+  private static int[] nvrtcVersion(Library library) {
+    MethodHandle handle =
+        Linker.nativeLinker()
+            .downcallHandle(
+                library.find("nvrtcVersion").orElseThrow(),
+                FunctionDescriptor.of(JAVA_INT, ADDRESS, ADDRESS));
+    try (Arena arena = Arena.ofConfined()) {
+      MemorySegment major = arena.allocate(JAVA_INT);
+      MemorySegment minor = arena.allocate(JAVA_INT);
+      int rc = (int) handle.invokeExact(major, minor);
+      if (rc != 0) {
+        throw new NativeLibraryException(library.file() + ": nvrtcVersion returned " + rc);
+      }
+      return new int[] {major.get(JAVA_INT, 0), minor.get(JAVA_INT, 0)};
+    } catch (Throwable t) {
+      throw NativeText.rethrow(t);
+    }
   }
 
   /** Files mapped into this process that are copies of a library other than the one in use. */

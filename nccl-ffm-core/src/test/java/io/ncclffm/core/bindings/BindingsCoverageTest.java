@@ -17,13 +17,13 @@ class BindingsCoverageTest {
   private static final Path SHIM_HEADER = Path.of("..", "native", "include", "ncclffm.h");
 
   @ParameterizedTest
-  @ValueSource(strings = {"nccl", "cudart", "shim"})
+  @ValueSource(strings = {"nccl", "cudart", "nvrtc", "shim"})
   void everyListedFunctionIsBoundAndNoOther(String library) throws Exception {
     assertEquals(Generated.included(library, "function"), Generated.functions(library));
   }
 
   @ParameterizedTest
-  @ValueSource(strings = {"nccl", "cudart", "shim"})
+  @ValueSource(strings = {"nccl", "cudart", "nvrtc", "shim"})
   void everyListedConstantAndTypeIsGenerated(String library) throws Exception {
     Set<String> generated = new TreeSet<>(Generated.classes(library).keySet());
     Stream.of(Generated.header(library).getMethods()).forEach(m -> generated.add(m.getName()));

@@ -4,6 +4,7 @@ import static org.junit.jupiter.api.Assumptions.abort;
 
 import io.ncclffm.core.bindings.cudart.CudartH;
 import io.ncclffm.core.bindings.nccl.NcclH;
+import io.ncclffm.core.bindings.nvrtc.NvrtcH;
 import io.ncclffm.core.bindings.shim.ShimH;
 import java.io.IOException;
 import java.io.Reader;
@@ -33,7 +34,12 @@ final class Generated {
 
   /** The class that holds the functions and constants of {@code library}. */
   static Class<?> header(String library) {
-    return Map.of("nccl", NcclH.class, "cudart", CudartH.class, "shim", ShimH.class).get(library);
+    return Map.of(
+            "nccl", NcclH.class,
+            "cudart", CudartH.class,
+            "nvrtc", NvrtcH.class,
+            "shim", ShimH.class)
+        .get(library);
   }
 
   /** Every generated class of {@code library}, by simple name. */

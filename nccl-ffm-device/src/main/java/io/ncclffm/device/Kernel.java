@@ -1,0 +1,122 @@
+package io.ncclffm.device;
+
+import static java.lang.foreign.ValueLayout.JAVA_LONG;
+
+import io.ncclffm.core.CudaException;
+import io.ncclffm.core.bindings.cudart.CudartH;
+import io.ncclffm.core.bindings.cudart.cudaFuncAttributes;
+import io.ncclffm.core.internal.NativeLibraries;
+import java.lang.foreign.Arena;
+import java.lang.foreign.MemorySegment;
+import java.util.Arrays;
+import org.jspecify.annotations.Nullable;
+
+/** A kernel of a {@link KernelModule} ({@code cudaKernel_t}); usable until that is closed. */
+public final class Kernel {
+  private final KernelModule module;
+  private final String name;
+  private final MemorySegment handle;
+  private final int mostThreads;
+  private final int registers;
+  private final long localBytes;
+  private final int @Nullable [] sizes;
+
+  Kernel(KernelModule module, String name, MemorySegment handle) {
+    this.module = module;
+    this.name = name;
+    this.handle = handle;
+    try (Arena arena = Arena.ofConfined()) {
+      module.device().makeCurrent();
+      // Also makes CUDA load the kernel now, where it would be loaded with the first launch.
+      MemorySegment attributes = cudaFuncAttributes.allocate(arena);
+      int rc = CudartH.cudaFuncGetAttributes(attributes, handle);
+      CudaException.check(rc, "cudaFuncGetAttributes of " + this, module.device());
+      mostThreads = cudaFuncAttributes.maxThreadsPerBlock(attributes);
+      registers = cudaFuncAttributes.numRegs(attributes);
+      localBytes = cudaFuncAttributes.localSizeBytes(attributes);
+      sizes = sizes(arena, handle);
+    }
+  }
+
+  private static int @Nullable [] sizes(Arena arena, MemorySegment handle) {
+    if (NativeLibraries.load().cudart().find("cudaFuncGetParamInfo").isEmpty()) {
+      return null; // before CUDA 12.4
+    }
+    MemorySegment offset = arena.allocate(JAVA_LONG);
+    MemorySegment size = arena.allocate(JAVA_LONG);
+    int[] found = new int[16];
+    int n = 0;
+    int rc;
+    while ((rc = CudartH.cudaFuncGetParamInfo(handle, n, offset, size)) == 0) {
+      if (n == found.length) {
+        found = Arrays.copyOf(found, 2 * n);
+      }
+      found[n++] = (int) size.get(JAVA_LONG, 0);
+    }
+    int unused = CudartH.cudaGetLastError(); // the end of the list is an error, which CUDA keeps
+    return rc == CudartH.cudaErrorInvalidValue() ? Arrays.copyOf(found, n) : null;
+  }
+
+  public String name() {
+    return name;
+  }
+
+  KernelModule module() {
+    return module;
+  }
+
+  /** The {@code cudaKernel_t}, for the raw bindings. */
+  public MemorySegment handle() {
+    module.checkOpen(name);
+    return handle;
+  }
+
+  /** Threads that a block may have at most. */
+  public int mostThreads() {
+    return mostThreads;
+  }
+
+  /** Registers of a thread. */
+  public int registers() {
+    return registers;
+  }
+
+  /** Local memory of a thread, in bytes: what does not fit into registers. */
+  public long localBytes() {
+    return localBytes;
+  }
+
+  /**
+   * Binds arguments to the kernel's parameters, in their order: a {@link
+   * io.ncclffm.core.DeviceBuffer} (its first element's address), {@code int}, {@code long}, {@code
+   * float}, {@code double}; by value a {@link DeviceCommunicator} ({@code ncclFfmDevComm}), a
+   * {@link TaskQueue} ({@code ncclFfmTaskQueue}), an {@link io.ncclffm.lsa.Lsa} ({@code ncclLsa}),
+   * an {@link io.ncclffm.core.NcclDeviceCommunicator} ({@code ncclDevComm}), an {@link
+   * io.ncclffm.core.NcclWindow} ({@code ncclWindow_t}), or the bytes of a {@link MemorySegment},
+   * for structs of your own. A device address that is a number is a {@code long}.
+   *
+   * @throws IllegalArgumentException naming the argument, if it is none of these, on another
+   *     device, or (from CUDA 12.4 on, which tells) not of its parameter's size
+   */
+  public KernelLaunch prepare(Object... arguments) {
+    module.checkOpen(name);
+    return new KernelLaunch(
+        this, new KernelArguments(toString(), module.device(), sizes, arguments));
+  }
+
+  void allowShared(int bytes) {
+    module.checkOpen(name);
+    int rc =
+        CudartH.cudaKernelSetAttributeForDevice(
+            handle,
+            CudartH.cudaFuncAttributeMaxDynamicSharedMemorySize(),
+            bytes,
+            module.device().ordinal());
+    CudaException.check(rc, bytes + " bytes of shared memory for " + this, module.device());
+  }
+
+  @Override
+  public String toString() {
+    return "kernel " + name;
+  }
+}

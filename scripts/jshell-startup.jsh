@@ -1,0 +1,3 @@
+import io.ncclffm.core.*;
+import io.ncclffm.device.*;
+import io.ncclffm.lsa.*;
