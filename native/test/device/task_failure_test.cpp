@@ -196,6 +196,31 @@ void badTaskIsToldToAll(bool onlyOne) {
   }
 }
 
+// A task that is the same on all ranks, and that one of them cannot run, for its buffers overlap.
+void refusalIsToldToAll() {
+  constexpr int kRanks = 3, kOdd = 1;
+  World world(kRanks, 1, 512, 20000 * kMs);
+  Buffers buffers(kRanks, std::vector<float>(200, 1.0f));
+  Queues queues(world, {1, 1, 4, 9, 20000 * kMs, kForever});
+  queues.launchSchedulers(ncclFfmSchedulerPersistent);
+  inThreads(kRanks, [&](int rank) {
+    float *in = buffers[rank].data();
+    Ticket ticket;
+    const ncclResult_t appended =
+        appendAndLaunch(queues[rank].queue, kUsual, 0, in, in + (rank == kOdd ? 1 : 100), &ticket);
+    check(appended == ncclSuccess, "append: %d", appended);
+    const ncclResult_t result = ncclTaskWait(CoopThread(), queues[rank].queue, ticket);
+    check(result == (rank == kOdd ? ncclInvalidArgument : ncclInvalidUsage), "buffers that overlap, rank %d: result %d",
+          rank, result);
+    const Status s = queues[rank].status(0);
+    checkRecord("refused", rank, "own", s.task, kUsual, 9);
+    if (rank != kOdd) {
+      checkRecord("refused", rank, "the peer's", s.peerTask, kUsual, 9);
+      check(s.peer == kOdd, "who refused is told to be rank %d", s.peer);
+    }
+  });
+}
+
 void fullRingIsToldAtOnceOrAtTheDeadline() {
   World world(1, 2, 512, kShortNs);
   Queues queues(world, {2, 1, 4, 0xfffffffdu, kShortNs, kForever});
@@ -480,6 +505,31 @@ void fullLaneLaunchesNoOther() {
         queue.lanes[1].launched);
 }
 
+// Nor does it keep the tasks of another lane waiting.
+void fullLaneKeepsNoOtherWaiting() {
+  World world(1, 2, 512, timeoutNs());
+  Queues queues(world, {2, 1, 1, 0, timeoutNs(), kForever});
+  const TaskQueue &queue = queues[0].queue;
+  ncclFfmTaskBatch batch = {};
+  Ticket tickets[5] = {};
+  batch.nTasks = 5;
+  batch.tickets = tickets;
+  const uint32_t lanes[] = {0, 0, 0, 1, 1};
+  for (int i = 0; i < 5; ++i) batch.tasks[i].lane = lanes[i];  // a ring has one place
+  std::thread producer([&] { appendBatch(queue, batch); });
+  const uint64_t deadline = nowNs() + timeoutNs();
+  while (__atomic_load_n(&tickets[3].ready, __ATOMIC_ACQUIRE) == 0 && nowNs() < deadline) std::this_thread::yield();
+  check(nowNs() < deadline, "a full lane kept another one waiting");
+  check(__atomic_load_n(&tickets[1].ready, __ATOMIC_ACQUIRE) == 0, "a task found room in a full ring");
+  queues.launchSchedulers(ncclFfmSchedulerPersistent);
+  producer.join();
+  for (int i = 0; i < 5; ++i) {
+    check(tickets[i].result == ncclSuccess && tickets[i].sequence == static_cast<uint32_t>(i < 3 ? i : i - 3),
+          "task %d of a batch: result %u, sequence %u", i, tickets[i].result, tickets[i].sequence);
+  }
+  check(ncclTaskWait(CoopThread(), queue, tickets[2]) == ncclSuccess, "the last task of a lane that was full");
+}
+
 // Buckets are dealt out to two lanes, of which one has failed: the other gets all of its own.
 void failedLaneLeavesTheOthersTheirBuckets() {
   constexpr int kBlocks = 3;
@@ -516,8 +566,10 @@ void run() {
   ranksThatDisagreeAreToldSo(3);
   badTaskIsToldToAll(true);
   badTaskIsToldToAll(false);
+  refusalIsToldToAll();
   fullRingIsToldAtOnceOrAtTheDeadline();
   fullLaneLaunchesNoOther();
+  fullLaneKeepsNoOtherWaiting();
   failedLaneLeavesTheOthersTheirBuckets();
   producerThatDiesBreaksItsLane();
   holeIsNoticedByTheScheduler();

@@ -14,42 +14,52 @@ NCCLFFM_DEVICE void storeTicket(Ticket *to, const Ticket &ticket) {
   storeReleaseSys(&to->ready, 1);
 }
 
-// Appends a task that its lane numbers. Full until the deadline, it has taken no ticket, and nothing is missing.
-NCCLFFM_DEVICE ncclResult_t appendInTime(const TaskQueue &queue, const Task &task, TaskPlace place, Ticket *ticket) {
-  place.waits = false;
-  uint64_t startNs = 0;
-  for (;;) {
-    const ncclResult_t result =
-        ncclTaskAppend(CoopThread(), queue, TaskSymbol(task.symbol), static_cast<int>(task.function), task.datatype,
-                       task.op, task.sendbuff, task.recvbuff, task.count, place, ticket);
-    if (result != static_cast<ncclResult_t>(ncclFfmQueueFull)) return result;
-    launchAll(queue, place.lane);  // what fills the ring, if nobody has launched it
-    const uint64_t now = nowNs();
-    if (startNs == 0) startNs = now;
-    if (queue.timeoutNs != 0 && now - startNs >= queue.timeoutNs) return result;
-    if (loadRelaxedSys(&queue.status[place.lane].abort) != 0) {
-      return failLane(queue, place.lane, ticket->sequence, ncclRemoteError, now - startNs);
-    }
-    pauseNs(kPauseNs);
-  }
+NCCLFFM_DEVICE ncclResult_t appendOfBatch(const TaskQueue &queue, const Task &task, bool named, Ticket *ticket) {
+  *ticket = {task.lane, task.sequence, ncclSuccess, 1};
+  TaskPlace place = TaskPlace::at(*ticket);
+  place.named = named;
+  place.waits = named;
+  place.root = task.root;
+  place.source = task.source;
+  return ncclTaskAppend(CoopThread(), queue, TaskSymbol(task.symbol), static_cast<int>(task.function), task.datatype,
+                        task.op, task.sendbuff, task.recvbuff, task.count, place, ticket);
 }
 
-// By one thread.
+// By one thread. A lane that is full keeps only its own tasks waiting. Full until the deadline, a task has taken no
+// ticket, and nothing is missing.
 NCCLFFM_DEVICE void appendBatch(const TaskQueue &queue, const ncclFfmTaskBatch &batch) {
-  for (uint32_t i = 0; i < batch.nTasks; ++i) {
-    const Task &task = batch.tasks[i];
-    Ticket ticket = {task.lane, task.sequence, ncclSuccess, 1};
-    TaskPlace place = TaskPlace::at(ticket);
-    place.named = batch.named != 0;
-    place.root = task.root;
-    place.source = task.source;
-    const ncclResult_t result =
-        place.named ? ncclTaskAppend(CoopThread(), queue, TaskSymbol(task.symbol), static_cast<int>(task.function),
-                                     task.datatype, task.op, task.sendbuff, task.recvbuff, task.count, place, &ticket)
-                    : appendInTime(queue, task, place, &ticket);
-    ticket.result = static_cast<uint32_t>(result);
-    if (result == ncclSuccess) ncclTaskLaunch(queue, ticket);
-    if (batch.tickets != nullptr) storeTicket(batch.tickets + i, ticket);
+  uint32_t pending = (1u << batch.nTasks) - 1;
+  uint64_t startNs = 0;  // since when no task has found room
+  while (pending != 0) {
+    const uint64_t waitedNs = startNs == 0 ? 0 : nowNs() - startNs;
+    const bool late = queue.timeoutNs != 0 && waitedNs >= queue.timeoutNs;
+    const uint32_t before = pending;
+    uint64_t full = 0;  // lanes
+    for (uint32_t i = 0; i < batch.nTasks; ++i) {
+      const Task &task = batch.tasks[i];
+      if ((pending >> i & 1) == 0 || (task.lane < queue.nLanes && (full >> task.lane & 1) != 0)) continue;
+      Ticket ticket;
+      ncclResult_t result = appendOfBatch(queue, task, batch.named != 0, &ticket);
+      if (result == static_cast<ncclResult_t>(ncclFfmQueueFull) && batch.named == 0) {
+        launchAll(queue, task.lane);  // what fills the ring, if nobody has launched it
+        if (loadRelaxedSys(&queue.status[task.lane].abort) != 0) {
+          result = failLane(queue, task.lane, ticket.sequence, ncclRemoteError, waitedNs);
+        } else if (!late) {
+          full |= uint64_t{1} << task.lane;
+          continue;
+        }
+      }
+      ticket.result = static_cast<uint32_t>(result);
+      if (result == ncclSuccess) ncclTaskLaunch(queue, ticket);
+      if (batch.tickets != nullptr) storeTicket(batch.tickets + i, ticket);
+      pending &= ~(1u << i);
+    }
+    if (pending != before) {
+      startNs = 0;
+    } else {
+      if (startNs == 0) startNs = nowNs();
+      pauseNs(kPauseNs);
+    }
   }
   ncclTaskProducerEnd(queue);
 }
