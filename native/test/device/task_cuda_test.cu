@@ -2,16 +2,16 @@
 //
 // task_cuda_test [GPUS [SOAK_TASKS [PART]]]: ranks 2, 4 and 8 on so many GPUs; a soak of so many tasks (default 100000)
 // by two ranks. PART: c for correctness only, s for speed, k for the soak, l for what other threads do; default all.
-// The figures for the documentation: task_cuda_test 1 10000000.
-#include "cuda_world.h"
+// The figures for the documentation: task_cuda_test 1 10000000, with NCCLFFM_NCCL for those of ncclAllReduce beside
+// them.
+#include "../../../benchmarks/src/main/cuda/route.h"
 
-#include <atomic>
 #include <memory>
 #include <mutex>
 
 namespace {
 
-constexpr size_t kMaxCount = 1 << 22;
+constexpr size_t kElements = 1 << 22;  // of a buffer
 constexpr uint64_t kTimeoutNs = 20000 * kMs;
 
 // How a kernel below appends.
@@ -19,7 +19,7 @@ enum Mode { kByBlock, kByWarpEach, kToDone };
 
 struct Times {
   uint64_t cyclesOfAppends, cycles, ns, tasks;
-  uint32_t result;
+  uint32_t result, wrong;
 };
 
 // One block of one warp appends `rounds` times, and waits each time. kToDone: an all-reduce of `count` floats.
@@ -55,20 +55,29 @@ __global__ void appendKernel(const __grid_constant__ TaskQueue queue, const floa
   }
 }
 
-// Batches of 32 small all-reduces, each in place on a place of its own, `rounds` times.
-__global__ void soakKernel(const __grid_constant__ TaskQueue queue, float *x, size_t count, int rounds, Times *times) {
+// Batches of 32 small all-reduces of other values each time, each in place on a place of its own, `rounds` times.
+__global__ void soakKernel(const __grid_constant__ TaskQueue queue, int nRanks, float *x, size_t count, int rounds,
+                           Times *times) {
   if (rounds == 0) return;
   ncclResult_t result = ncclSuccess;
+  uint32_t wrong = 0;
+  float *mine = x + threadIdx.x * count;
   for (int i = 0; i < rounds && result == ncclSuccess; ++i) {
+    const int value = i % 1000 + static_cast<int>(threadIdx.x);
+    const float sum = static_cast<float>(nRanks * value + nRanks * (nRanks - 1) / 2);
+    for (size_t k = 0; k < count; ++k) mine[k] = static_cast<float>(value + queue.rank);
     Ticket ticket = {};
-    result = ncclTaskAppendEach(CoopWarp(), queue, "soak", ncclFfmFunctionAllReduce, ncclFloat32, ncclMax,
-                                x + threadIdx.x * count, x + threadIdx.x * count, count, TaskPlace(), &ticket);
+    result = ncclTaskAppendEach(CoopWarp(), queue, "soak", ncclFfmFunctionAllReduce, ncclFloat32, ncclSum, mine, mine,
+                                count, TaskPlace(), &ticket);
     ticket.sequence += 31 - threadIdx.x;
     if (result == ncclSuccess && threadIdx.x == 0) result = ncclTaskLaunch(queue, ticket);
     result = ncclTaskWait(queue, ticket);
+    for (size_t k = 0; k < count; ++k) wrong += mine[k] != sum;
   }
+  wrong = __reduce_add_sync(0xffffffffu, wrong);
   if (threadIdx.x == 0) {
     times->result = result;
+    times->wrong = wrong;
     ncclTaskProducerEnd(queue);
   }
 }
@@ -131,7 +140,8 @@ class Queue {
   void launched(unsigned mode = ncclFfmSchedulerPersistent) {
     __atomic_fetch_add(&control->producers, 1, __ATOMIC_SEQ_CST);
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    if (!isAtOrBeyond(__atomic_load_n(&control->state, __ATOMIC_ACQUIRE), 2 * launches - 1)) return;
+    const uint32_t ofTheLast = 2 * static_cast<uint32_t>(launches) - 1;  // what it says when it announces its end
+    if (static_cast<int32_t>(__atomic_load_n(&control->state, __ATOMIC_ACQUIRE) - ofTheLast) < 0) return;
     SHIM(ncclFfmLaunchScheduler(&rank_.comm, &queue, mode, rank_.stream));
     ++launches;
   }
@@ -154,9 +164,9 @@ class Queue {
 // A world and its queues.
 struct Tasks {
   Tasks(int nRanks, uint32_t nLanes, uint32_t blocksPerLane, uint32_t depth, uint64_t idleNs)
-      : world(nRanks, kTimeoutNs, kMaxCount, [](Rank &rank) {
+      : world(nRanks, kTimeoutNs, kElements, [](Rank &rank) {
           appendKernel<<<1, 32, 0, rank.stream>>>(TaskQueue{}, nullptr, nullptr, 0, 0, kByBlock, nullptr);
-          soakKernel<<<1, 32, 0, rank.stream>>>(TaskQueue{}, nullptr, 0, 0, nullptr);
+          soakKernel<<<1, 32, 0, rank.stream>>>(TaskQueue{}, 0, nullptr, 0, 0, nullptr);
         }) {
     world.onEach([&](Rank &rank, int) {
       queues.push_back(std::make_unique<Queue>(rank, nLanes, blocksPerLane, depth, idleNs));
@@ -297,12 +307,27 @@ void batchesFromTheHostAreRun(int nRanks) {
   });
 }
 
+// Of 4 KiB, back to back, as an application calls it.
+void hostAllReduce(int nRanks, double toDone) {
+  if (nccl.allReduce == nullptr) return;
+  World world(nRanks, kTimeoutNs, kElements, [](const Rank &) {});
+  Communicators communicators(world);
+  const double us = backToBack(world, 200, 15, [&](int r) {
+    const Rank &rank = world.ranks[static_cast<size_t>(r)];
+    NCCL(nccl.allReduce(rank.send, rank.recv, 1024, ncclFloat32, ncclSum, communicators.comms[r], rank.stream));
+  });
+  communicators.abort();
+  printf("%d ranks: ncclAllReduce of 4 KiB, back to back, %.2f us: the task takes 1/%.1f of it\n", nRanks, us,
+         us / toDone);
+}
+
 double usOf(const Times &t, uint64_t cycles) {
   return static_cast<double>(cycles) / static_cast<double>(t.cycles) * static_cast<double>(t.ns) / 1000 /
          static_cast<double>(t.tasks);
 }
 
-void speed(int nRanks) {
+// Prints a line; append to done of 4 KiB.
+double speed(int nRanks) {
   Tasks tasks(nRanks, 1, 1, 256, 20 * kMs);
   auto run = [&](Mode mode, size_t count, int rounds) {
     double worst = 0;
@@ -323,14 +348,16 @@ void speed(int nRanks) {
   double toDone[3];
   const size_t bytes[] = {512, 4096, 65536};
   for (int i = 0; i < 3; ++i) {
-    toDone[i] = 1e9;
-    for (int repeat = 0; repeat < 3; ++repeat) toDone[i] = std::min(toDone[i], run(kToDone, bytes[i] / 4, 3000));
+    std::vector<double> us;
+    for (int repeat = 0; repeat < 5; ++repeat) us.push_back(run(kToDone, bytes[i] / 4, 2000));
+    toDone[i] = median(us);
   }
   printf(
       "%d ranks: append by a block %.2f us; by a warp, 32 tasks, %.3f us each; append to done of an all-reduce of 512 "
       "B %.2f us, 4 KiB %.2f us, 64 KiB %.2f us (1 block a lane)\n",
       nRanks, byBlock, byWarp, toDone[0], toDone[1], toDone[2]);
   tasks.synchronize();
+  return toDone[1];
 }
 
 void overlap(int nRanks) {
@@ -383,11 +410,16 @@ void overlap(int nRanks) {
     }
     check(wrong == 0, "overlap: ranks, rank, wrong elements", nRanks, r, static_cast<long long>(wrong));
   });
-  const uint32_t iterations = 1000;
-  const double communicates = run(2, 0, iterations);
+  const uint32_t iterations = 400;
+  auto medianOf = [&](uint32_t parts, uint32_t ofRounds) {
+    std::vector<double> us;
+    for (int repeat = 0; repeat < 5; ++repeat) us.push_back(run(parts, ofRounds, iterations));
+    return median(us);
+  };
+  const double communicates = medianOf(2, 0);
   uint32_t rounds = 64;
   while (run(1, rounds, 100) < communicates * 1.2 && rounds < 1 << 20) rounds *= 2;
-  const double computes = run(1, rounds, iterations), both = run(3, rounds, iterations);
+  const double computes = medianOf(1, rounds), both = medianOf(3, rounds);
   printf(
       "%d ranks, overlap, %zu KiB, us an iteration: computes %.1f, communicates %.1f, both %.1f: %.0f %% of the "
       "communication is hidden\n",
@@ -404,10 +436,13 @@ void soak(uint64_t nTasks) {
   uint64_t n = 0;
   for (int i = 0; n < nTasks; ++i) {
     tasks.produce([&](Rank &rank, Queue &queue) {
-      soakKernel<<<1, 32, 0, queue.producers>>>(queue.queue, rank.send, 16, rounds, onDevice(queue.times));
+      soakKernel<<<1, 32, 0, queue.producers>>>(queue.queue, 2, rank.send, 16, rounds, onDevice(queue.times));
     });
     tasks.waitForProducers();
-    for (auto &queue : tasks.queues) check(queue->times->result == ncclSuccess, "soak: result", queue->times->result);
+    for (auto &queue : tasks.queues) {
+      check(queue->times->result == ncclSuccess, "soak: result", queue->times->result);
+      check(queue->times->wrong == 0, "soak: wrong elements", queue->times->wrong);
+    }
     n += rounds * 32;
     if (i == 0) CUDA(cudaMemGetInfo(&before, &total));
     if (failures != 0) break;
@@ -515,7 +550,8 @@ int main(int argc, char **argv) {
     }
   }
   if (strchr(parts, 's') != nullptr) {
-    for (int nRanks : {2, 4, 8}) speed(nRanks);
+    loadNccl();
+    for (int nRanks : {2, 4, 8}) hostAllReduce(nRanks, speed(nRanks));
     for (int nRanks : {2, 4, 8}) overlap(nRanks);
   }
   if (strchr(parts, 'l') != nullptr) {
