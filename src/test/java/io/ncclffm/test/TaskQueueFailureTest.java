@@ -529,6 +529,28 @@ class TaskQueueFailureTest {
     world.run(rank -> comms[rank.rank()].close());
   }
 
+  /** The others need not wait for a rank whose device communicator has failed. */
+  @Test
+  void rankThatHasFailedTellsTheOthers() {
+    DeviceCommunicator[] comms = new DeviceCommunicator[RANKS];
+    world.run(
+        rank ->
+            comms[rank.rank()] =
+                DeviceCommunicator.create(rank.communicator(), TaskRanks.small().build()));
+    comms[ODD].abort();
+    world.run(
+        rank -> {
+          NcclException e =
+              assertThrows(NcclException.class, () -> TaskQueue.create(comms[rank.rank()]));
+          if (rank.rank() == ODD) {
+            assertTrue(e instanceof DeviceCommException, e.toString());
+          } else {
+            Messages.assertNames(e, "rank " + ODD + " could not make its queue");
+          }
+        });
+    world.run(rank -> comms[rank.rank()].close());
+  }
+
   private static boolean isMeeting(Thread thread) {
     return Arrays.stream(thread.getStackTrace())
         .anyMatch(frame -> frame.getClassName().endsWith(".Meeting"));

@@ -1539,7 +1539,6 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
   void checkHasNoQueue() {
     synchronized (lock) {
       checkOpen("task queue");
-      throwIfFailed();
       if (queue != null) {
         throw new IllegalStateException(
             "the device communicator of "

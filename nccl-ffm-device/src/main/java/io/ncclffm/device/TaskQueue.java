@@ -251,6 +251,7 @@ public final class TaskQueue implements AbortableResource {
       @Nullable TaskQueue made = null;
       @Nullable RuntimeException trouble = null;
       try {
+        comm.throwIfFailed();
         CudaStream stream = CudaStream.create(communicator.device());
         resources.push(stream);
         made = new TaskQueue(comm, config, stream, resources);
