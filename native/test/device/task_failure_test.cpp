@@ -473,6 +473,20 @@ void schedulerThatEndsSpeaksForItself() {
   check(!rank.hasScheduler() && rank.hasStopped(), "the second one has ended");
 }
 
+// A scheduler ends with all of its lanes: one that has not begun keeps it up.
+void laneThatHasNotParkedKeepsTheSchedulerUp() {
+  World world(1, 2, 512, timeoutNs());
+  Queues queues(world, {2, 1, 4, 0, timeoutNs(), kForever});
+  const TaskQueue &queue = queues[0].queue;
+  LaneState state = {};
+  check(!endIfQuiet(queue, ncclFfmSchedulerDrain, &state), "a scheduler ended without one of its lanes");
+  check(queue.control->state == 0 && queue.shared->verdict == 2, "the attempt was not taken back");
+  queue.lanes[1].parked = 2;  // the attempt that comes next
+  check(endIfQuiet(queue, ncclFfmSchedulerDrain, &state), "a scheduler did not end");
+  check(queue.control->state == 1 && queue.shared->verdict == 5, "the end was not announced");
+  queue.control->state = 0;
+}
+
 // A lane that comes late to an attempt to end, and finds that there has been another since.
 void manyLanesEndTogether(int launches) {
   constexpr uint32_t kLanes = 8;
@@ -555,7 +569,9 @@ void failedLaneLeavesTheOthersTheirBuckets() {
 }
 
 void run() {
+  laneThatHasNotParkedKeepsTheSchedulerUp();
   schedulerThatEndsSpeaksForItself();
+  if (failures.load() != 0) return;
   manyLanesEndTogether((expectFailure ? 0 : 600) / kSlowdown);
   idleExitOfSeveralRanksAndLanes((expectFailure ? 8000 : 3000) / kSlowdown);
   if (failures.load() != 0) return;

@@ -25,14 +25,12 @@ NCCLFFM_DEVICE ncclResult_t appendOfBatch(const TaskQueue &queue, const Task &ta
                         task.op, task.sendbuff, task.recvbuff, task.count, place, ticket);
 }
 
-// By one thread. A lane that is full keeps only its own tasks waiting. Full until the deadline, a task has taken no
-// ticket, and nothing is missing.
+// By one thread. A lane that is full keeps only its own tasks waiting, unless the batch names the numbers. Full until
+// the deadline, a task has taken no ticket, and nothing is missing.
 NCCLFFM_DEVICE void appendBatch(const TaskQueue &queue, const ncclFfmTaskBatch &batch) {
   uint32_t pending = (1u << batch.nTasks) - 1;
-  uint64_t startNs = 0;  // since when no task has found room
+  uint64_t startNs[NCCLFFM_MAX_BATCH] = {};  // since when a task has been the next of its lane, and found no room
   while (pending != 0) {
-    const uint64_t waitedNs = startNs == 0 ? 0 : nowNs() - startNs;
-    const bool late = queue.timeoutNs != 0 && waitedNs >= queue.timeoutNs;
     const uint32_t before = pending;
     uint64_t full = 0;  // lanes
     for (uint32_t i = 0; i < batch.nTasks; ++i) {
@@ -42,9 +40,11 @@ NCCLFFM_DEVICE void appendBatch(const TaskQueue &queue, const ncclFfmTaskBatch &
       ncclResult_t result = appendOfBatch(queue, task, batch.named != 0, &ticket);
       if (result == static_cast<ncclResult_t>(ncclFfmQueueFull) && batch.named == 0) {
         launchAll(queue, task.lane);  // what fills the ring, if nobody has launched it
+        const uint64_t now = nowNs();
+        if (startNs[i] == 0) startNs[i] = now;
         if (loadRelaxedSys(&queue.status[task.lane].abort) != 0) {
-          result = failLane(queue, task.lane, ticket.sequence, ncclRemoteError, waitedNs);
-        } else if (!late) {
+          result = failLane(queue, task.lane, ticket.sequence, ncclRemoteError, now - startNs[i]);
+        } else if (queue.timeoutNs == 0 || now - startNs[i] < queue.timeoutNs) {
           full |= uint64_t{1} << task.lane;
           continue;
         }
@@ -54,12 +54,7 @@ NCCLFFM_DEVICE void appendBatch(const TaskQueue &queue, const ncclFfmTaskBatch &
       if (batch.tickets != nullptr) storeTicket(batch.tickets + i, ticket);
       pending &= ~(1u << i);
     }
-    if (pending != before) {
-      startNs = 0;
-    } else {
-      if (startNs == 0) startNs = nowNs();
-      pauseNs(kPauseNs);
-    }
+    if (pending == before) pauseNs(kPauseNs);
   }
   ncclTaskProducerEnd(queue);
 }

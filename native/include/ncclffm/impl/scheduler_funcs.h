@@ -350,7 +350,7 @@ NCCLFFM_DEVICE ncclResult_t runTask(ChannelSession<Coop> &session, const TaskQue
   session.setFunction(static_cast<ncclFfmFunction>(task.function));
   // By threads that have least to do with what comes now.
   const uint32_t size = session.coop().size(), thread = size - 1 - session.coop().rank();
-  if (thread == size / 2 && b == 0) {
+  if (thread == size / 2) {  // every block the same, for whichever fails first
     storeRecord(queue.lanes[l].running, sealed(packRecord(task, position, task.function, task.root), position));
   }
   if (!pair) {

@@ -211,12 +211,15 @@ NCCLFFM_DEVICE ncclResult_t ncclTaskAppendEach(CoopWarp warp, const TaskQueue &q
   const uint32_t failed = loadRelaxedGpu(&lane.failed);
   const uint32_t done = loadAcquireGpu(&lane.done);
   const uint32_t sequence = static_cast<uint32_t>(warp.syncBroadcast(first)) + warp.rank();
+  const Task task = makeTask(symbol, taskType, datatype, op, sendbuff, recvbuff, count, place);
   ncclResult_t result = static_cast<ncclResult_t>(failed);
-  // Threads that find room go on, so that those that do not may get it.
-  if (result == ncclSuccess && !hasRoom(queue, sequence, done)) result = waitForRoom(queue, place.lane, sequence);
-  if (result == ncclSuccess) {
-    publish(slotOfTask(queue, place.lane, sequence), sequence,
-            makeTask(symbol, taskType, datatype, op, sendbuff, recvbuff, count, place));
+  const bool room = hasRoom(queue, sequence, done);
+  // Those that find room first, for the others may wait for their tasks.
+  if (result == ncclSuccess && room) publish(slotOfTask(queue, place.lane, sequence), sequence, task);
+  warp.sync();
+  if (result == ncclSuccess && !room) {
+    result = waitForRoom(queue, place.lane, sequence);
+    if (result == ncclSuccess) publish(slotOfTask(queue, place.lane, sequence), sequence, task);
   }
   if (ticket != nullptr) *ticket = {place.lane, sequence, static_cast<uint32_t>(result), 1};
   warp.sync();
