@@ -710,6 +710,7 @@ void badQueuesAreRefusedWithAText() {
   badBuckets("first is null", [](ncclFfmTaskBuckets &b) { b.first = nullptr; });
   badBuckets("buckets of 0", [](ncclFfmTaskBuckets &b) { b.bucketCount = 0; });
   badBuckets("buff must not", [](ncclFfmTaskBuckets &b) { b.buff = nullptr; });
+  badBuckets("at most 2^30 a lane", [](ncclFfmTaskBuckets &b) { b.count = uint64_t{1} << 40, b.bucketCount = 1; });
   badBuckets("at most 2^40", [](ncclFfmTaskBuckets &b) { b.count = (uint64_t{1} << 40) + 1; });
   expect("buckets", ncclFfmTaskAppendBuckets(&good, nullptr, nullptr), kBad, "buckets is null");
   check(shim::tasks.reserves.empty() && shim::tasks.ends.empty(), "a bad producer launched something");
@@ -725,6 +726,7 @@ void badQueuesAreRefusedWithAText() {
   badOverlap("0 blocks", [](ncclFfmTaskOverlap &o) { o.blocks = 0; });
   badOverlap("first is null", [](ncclFfmTaskOverlap &o) { o.first = nullptr; });
   badOverlap("must not be null", [](ncclFfmTaskOverlap &o) { o.work = nullptr; });
+  badOverlap("at most 2^30 a lane", [](ncclFfmTaskOverlap &o) { o.iterations = 0xffffffffu, o.blocks = 2; });
   badOverlap("parts 4", [](ncclFfmTaskOverlap &o) { o.parts = 4; });
   expect("overlap", ncclFfmTaskIterate(&good, nullptr, nullptr), kBad, "overlap is null");
   check(ncclFfmTaskIterate(&good, &overlap, nullptr) == ncclSuccess && shim::tasks.overlaps.size() == 1 &&

@@ -520,6 +520,10 @@ void othersMayWaitForTheDevice(int nRanks) {
             check(false, "others: code, peer, round", queue->status[l].code, queue->status[l].peer, rounds);
             break;
           }
+          if (std::chrono::steady_clock::now() - before > std::chrono::nanoseconds(2 * kTimeoutNs)) {
+            check(false, "others: nobody runs a task: lane, round", l, rounds);
+            exit(1);
+          }
         }
       }
     }

@@ -34,7 +34,7 @@ class GradientBucketsTest {
   private static CudaDevice device;
 
   /** Writes down what it is asked for. */
-  private static final class Recorder implements GradientAverager {
+  private static class Recorder implements GradientAverager {
     final List<String> calls = new ArrayList<>();
 
     @Override
@@ -157,6 +157,34 @@ class GradientBucketsTest {
     refused(new long[] {1, 1}, new int[] {0}, 1, "each of the 2 gradients once");
     refused(new long[] {}, new int[] {}, 1, "there must be one");
     refused(new long[] {1}, new int[] {0}, 0, "buckets of 0 bytes");
+  }
+
+  /** A bucket that could not be handed over is not forgotten. */
+  @Test
+  void bucketOfAnAveragerThatThrewIsHandedOverLater() {
+    Recorder recorder =
+        new Recorder() {
+          private boolean thrown;
+
+          @Override
+          public void average(DeviceBuffer bucket, int index, CudaStream stream) {
+            if (index == 2 && !thrown) {
+              thrown = true;
+              throw new IllegalStateException("full");
+            }
+            super.average(bucket, index, stream);
+          }
+        };
+    try (CudaStream stream = CudaStream.create(device);
+        GradientBuckets buckets = create(400, recorder)) {
+      for (int i = 4; i > 0; i--) {
+        buckets.ready(i, stream);
+      }
+      assertThrows(IllegalStateException.class, () -> buckets.ready(0, stream));
+      assertEquals(List.of("0:95", "1:10"), recorder.calls);
+      buckets.finish();
+      assertEquals(List.of("0:95", "1:10", "2:100", "finish"), recorder.calls);
+    }
   }
 
   private static void refused(long[] counts, int[] order, long bucketBytes, String text) {

@@ -20,6 +20,7 @@ import io.ncclffm.device.TaskQueueConfig;
 import io.ncclffm.device.TaskQueueException;
 import io.ncclffm.device.Ticket;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.EnumSet;
 import java.util.List;
 import java.util.Set;
@@ -232,6 +233,55 @@ class TaskQueueCloseTest {
             }
           });
       Messages.assertNames(ticket[0].failure(), "ncclRemoteError", "aborted", "\"gradients\"");
+    }
+  }
+
+  /**
+   * What waits for a queue that another thread aborts and closes ends, and touches nothing freed.
+   */
+  @Test
+  void stopEndsWhenAnotherThreadClosesTheQueue() {
+    try (LocalWorld world = TestRanks.open(RANKS);
+        TaskRanks tasks = TaskRanks.open(world, TaskQueueConfig.DEFAULT)) {
+      Thread[] stopping = new Thread[1];
+      RuntimeException[] ended = new RuntimeException[1];
+      world.run(
+          rank -> {
+            if (rank.rank() == 0) { // a task that nobody else comes to
+              TaskQueue queue = tasks.of(rank);
+              queue.barrier(GRADIENTS, 0, queue.ticket());
+              queue.launch(rank.stream());
+              stopping[0] =
+                  Thread.ofPlatform()
+                      .start(
+                          () -> {
+                            try {
+                              queue.stop(LONG);
+                            } catch (RuntimeException e) {
+                              ended[0] = e;
+                            }
+                          });
+              awaitInside(stopping[0], "isDrained");
+              queue.abort();
+              queue.close();
+              queue.close();
+              stopping[0].join();
+            }
+          });
+      // Aborted before it was closed, it may have been drained: all of its lanes have failed.
+      if (ended[0] != null) {
+        Messages.assertNames(ended[0], "is closed");
+      }
+      tasks.queues[0].close();
+    }
+  }
+
+  private static void awaitInside(Thread thread, String method) {
+    long deadline = System.nanoTime() + PATIENCE.toNanos();
+    while (Arrays.stream(thread.getStackTrace())
+        .noneMatch(frame -> frame.getMethodName().equals(method))) {
+      assertTrue(System.nanoTime() < deadline, thread + " does not come to " + method);
+      Thread.onSpinWait();
     }
   }
 }

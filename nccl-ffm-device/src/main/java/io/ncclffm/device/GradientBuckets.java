@@ -171,7 +171,8 @@ public final class GradientBuckets implements AutoCloseable {
 
   /**
    * Says that a gradient is complete once a stream comes to this point. If with it a bucket is, it
-   * is averaged from there on.
+   * is averaged from there on. If that throws, the gradient is ready all the same, and the bucket
+   * is handed over with the next one or by {@link #finish}.
    *
    * @param on the same for all gradients of a step
    * @throws IndexOutOfBoundsException if there is no such gradient
@@ -192,6 +193,10 @@ public final class GradientBuckets implements AutoCloseable {
     observed[readyCount] = i;
     readyCount++;
     missing[bucketOf[i]]--;
+    handOver(on);
+  }
+
+  private void handOver(CudaStream on) {
     while (next < buckets.length && missing[next] == 0) {
       averager.average(buckets[next], next, on);
       next++;
@@ -210,6 +215,7 @@ public final class GradientBuckets implements AutoCloseable {
       throw new IllegalStateException(
           OPERATION + ": finish, but not ready are the gradients " + Arrays.toString(late));
     }
+    handOver(on); // what an exception kept back
     averager.finish(on);
     System.arraycopy(observed, 0, lastObserved, 0, observed.length);
     System.arraycopy(sizes, 0, missing, 0, sizes.length);

@@ -212,7 +212,7 @@ public final class KernelLaunch {
     } else if (owner instanceof DeviceCommunicator comm) {
       comm.beginKernel(operation, stream);
     } else if (owner instanceof TaskQueue queue) {
-      queue.checkProducer(operation, stream);
+      queue.beginLaunch(operation, stream);
     } else if (owner instanceof NcclDeviceCommunicator comm) {
       comm.struct();
       comm.communicator().begin(operation, stream);
@@ -224,6 +224,8 @@ public final class KernelLaunch {
   private static void leave(@Nullable Object owner) {
     if (owner instanceof DeviceCommunicator comm) {
       comm.communicator().end();
+    } else if (owner instanceof TaskQueue queue) {
+      queue.endLaunch();
     } else if (owner instanceof NcclDeviceCommunicator comm) {
       comm.communicator().end();
     }

@@ -26,11 +26,13 @@ final class TaskAverager implements GradientAverager {
     if (index == tickets.size()) {
       tickets.add(queue.ticket());
     }
-    int lane = index % queue.config().lanes();
-    queue.allReduce(
-        symbol, lane, bucket, 0, bucket, 0, bucket.count(), ReduceOp.AVG, tickets.get(index));
+    if (unfinished == index) { // else it was appended, and could not be launched
+      int lane = index % queue.config().lanes();
+      queue.allReduce(
+          symbol, lane, bucket, 0, bucket, 0, bucket.count(), ReduceOp.AVG, tickets.get(index));
+      unfinished = index + 1;
+    }
     queue.launch(stream);
-    unfinished = index + 1;
   }
 
   @Override

@@ -104,7 +104,7 @@ public final class TaskQueue implements AbortableResource {
   private static final long MOST_TASKS = 1L << 30;
   private static final int REMOTE_ERROR = 6;
   private static final long LINE = 128;
-  private static final Duration SETUP_TIMEOUT = Duration.ofMinutes(1);
+  private static final Duration SETUP_TIMEOUT = Duration.ofSeconds(30); // before the others give up
   private static final Duration COPY_TIMEOUT = Duration.ofSeconds(10);
   private static final Duration DRAIN_TIMEOUT = Duration.ofSeconds(10);
   private static final Duration ABORT_TIMEOUT = Duration.ofSeconds(5);
@@ -263,11 +263,10 @@ public final class TaskQueue implements AbortableResource {
       // ranks on the same device.
       long shape = made == null || trouble != null ? 0 : shape(config);
       byte[] record = ByteBuffer.allocate(Long.BYTES).putLong(shape).array();
-      byte[][] records = comm.meet("makes a task queue", record);
-      if (trouble != null) {
-        throw trouble;
-      }
+      byte[][] records = meet(comm, record, trouble);
       checkShapes(communicator, records);
+      communicator.begin(CREATE, made.schedulerStream); // its end waits for what runs there
+      communicator.end();
       comm.setQueue(made);
       communicator.adopt(made);
       return made;
@@ -281,6 +280,22 @@ public final class TaskQueue implements AbortableResource {
           });
       throw e;
     }
+  }
+
+  private static byte[][] meet(
+      DeviceCommunicator comm, byte[] record, @Nullable RuntimeException trouble) {
+    try {
+      byte[][] records = comm.meet("makes a task queue", record);
+      if (trouble == null) {
+        return records;
+      }
+    } catch (RuntimeException e) {
+      if (trouble == null) {
+        throw e;
+      }
+      trouble.addSuppressed(e);
+    }
+    throw trouble;
   }
 
   /** All that ranks must agree on; never 0. */
@@ -878,7 +893,8 @@ public final class TaskQueue implements AbortableResource {
     }
   }
 
-  private void beginLaunch(String operation, CudaStream stream) {
+  /** Keeps the queue as it is, and its communicator, while a kernel of it is being launched. */
+  void beginLaunch(String operation, CudaStream stream) {
     communicator.begin(operation, stream);
     launching.lock();
     try {
@@ -889,7 +905,7 @@ public final class TaskQueue implements AbortableResource {
     }
   }
 
-  private void endLaunch() {
+  void endLaunch() {
     launching.unlock();
     communicator.end();
   }
@@ -1017,9 +1033,12 @@ public final class TaskQueue implements AbortableResource {
     schedulerLaunches = schedulerLaunches + 1;
   }
 
-  /** A scheduler that drains may have ended before a producer came to its tasks. */
-  private void keepDraining() {
-    if (config.mode() != TaskQueueConfig.Mode.DRAIN || !launching.tryLock()) {
+  /**
+   * A scheduler that drains may have ended before a producer came to its tasks; and one may not
+   * have been launched, for a reason that has gone.
+   */
+  private void keepRunning() {
+    if (closing || !launching.tryLock()) {
       return; // who launches starts it
     }
     try {
@@ -1054,13 +1073,6 @@ public final class TaskQueue implements AbortableResource {
       countProducer();
     } finally {
       endLaunch();
-    }
-  }
-
-  /** Before a kernel that takes the struct is launched on a stream. */
-  void checkProducer(String operation, CudaStream stream) {
-    synchronized (lock) {
-      checkLaunch(operation, stream);
     }
   }
 
@@ -1182,11 +1194,11 @@ public final class TaskQueue implements AbortableResource {
 
   private void started(ProducerRun run, int rc, TaskSymbol symbol, long count, CudaStream stream) {
     DeviceCommunicator.checkShim(rc, run.operation);
-    countProducer();
     runEnds[run.place].record(stream);
     synchronized (lock) {
       runs[run.place] = run;
     }
+    countProducer();
     if (TaskEvent.PROBE.isEnabled()) {
       emit(symbol, run.operation, count * Float.BYTES, DataType.FLOAT32, ReduceOp.SUM, -1, stream);
     }
@@ -1228,7 +1240,7 @@ public final class TaskQueue implements AbortableResource {
         return true;
       }
     }
-    keepDraining();
+    keepRunning();
     return false;
   }
 
@@ -1290,7 +1302,7 @@ public final class TaskQueue implements AbortableResource {
         return false;
       }
     }
-    keepDraining();
+    keepRunning();
     return false;
   }
 
@@ -1529,15 +1541,23 @@ public final class TaskQueue implements AbortableResource {
   }
 
   private void drain(long deadline) {
-    for (int round = 0; !isDrained(deadline); round++) {
-      Backoff.pause(round, deadline, STOP, this);
+    while (!isDrained(deadline)) {
+      Backoff.pause(
+          Integer.MAX_VALUE, deadline, STOP, this); // a look is a copy: it looks at the clock
     }
-    long stopAt = controlAt + ncclFfmTaskControl.stop$offset();
-    INT.setRelease(pinned, stopAt, 1);
+    setStop(1);
     try {
       awaitScheduler(deadline);
     } finally {
-      INT.setRelease(pinned, stopAt, 0);
+      setStop(0);
+    }
+  }
+
+  private void setStop(int value) {
+    synchronized (lock) {
+      if (!closed) {
+        INT.setRelease(pinned, controlAt + ncclFfmTaskControl.stop$offset(), value);
+      }
     }
   }
 
@@ -1552,6 +1572,9 @@ public final class TaskQueue implements AbortableResource {
     boolean allFailed = true;
     boolean quiet;
     synchronized (imageLock) {
+      if (closed) {
+        throw new IllegalStateException("stop: the " + this + " is closed");
+      }
       copyImage(STOP, deadline);
       quiet = haveProducersEnded();
       for (int l = 0; l < lanes; l++) {
@@ -1563,8 +1586,10 @@ public final class TaskQueue implements AbortableResource {
     }
     if (!quiet && !allFailed && launching.tryLock()) {
       try {
-        if (!closed && hasStopped()) {
-          startScheduler(config.mode().value);
+        synchronized (imageLock) { // it is not closed meanwhile
+          if (!closed && hasStopped()) {
+            startScheduler(config.mode().value);
+          }
         }
       } finally {
         launching.unlock();
@@ -1607,6 +1632,7 @@ public final class TaskQueue implements AbortableResource {
     launching.lock(); // what is being launched is seen by the end
     try {
       if (closing) {
+        awaitClosed();
         return;
       }
       closing = true;
@@ -1646,6 +1672,18 @@ public final class TaskQueue implements AbortableResource {
               + " ends",
           this);
       communicator.adopt(free::run);
+    }
+  }
+
+  /** Another thread is closing it, in bounded steps: what it uses stays until then. */
+  private void awaitClosed() {
+    long deadline = Backoff.deadline(DRAIN_TIMEOUT.plus(ABORT_TIMEOUT).plus(COPY_TIMEOUT));
+    try {
+      for (int round = 0; !closed; round++) {
+        Backoff.pause(round, deadline, "close of the ", this);
+      }
+    } catch (DeadlineException e) {
+      LOG.log(System.Logger.Level.WARNING, "nccl-ffm: " + e.getMessage());
     }
   }
 
