@@ -27,7 +27,7 @@ missing=()
 path=""
 for module in native nccl-ffm-core nccl-ffm-lsa nccl-ffm-device; do
   jar=$(find "$root/$module/target" -maxdepth 1 -name 'nccl-ffm-*.jar' ! -name '*-sources.jar' ! -name '*-javadoc.jar' \
-    2>/dev/null | sort | tail -1)
+    2>/dev/null | sort | tail -1 || true)
   [[ -n $jar ]] || missing+=("the jar of $module: run mvn -DskipTests package")
   path+=${path:+:}$jar
 done

@@ -98,6 +98,10 @@ NCCLFFM_DEVICE bool haveAllParked(const TaskQueue &queue, uint32_t attempt) {
   return true;
 }
 
+NCCLFFM_DEVICE bool mayEndAtOnce(const TaskQueue &queue, ncclFfmSchedulerMode mode) {
+  return mode == ncclFfmSchedulerDrain || loadRelaxedSys(&queue.control->stop) != 0 || haveAllFailed(queue);
+}
+
 // For lane 0: ends the scheduler if it may end now.
 NCCLFFM_DEVICE_CALL bool endIfQuiet(const TaskQueue &queue, ncclFfmSchedulerMode mode, LaneState *state) {
   uint32_t done = 0;
@@ -110,9 +114,7 @@ NCCLFFM_DEVICE_CALL bool endIfQuiet(const TaskQueue &queue, ncclFfmSchedulerMode
     state->quietNs = now;
     state->quietDone = done;
   }
-  const bool atOnce =
-      mode == ncclFfmSchedulerDrain || loadRelaxedSys(&queue.control->stop) != 0 || haveAllFailed(queue);
-  if (!atOnce && (now - state->quietNs < queue.idleNs || hasProducers(queue))) return false;
+  if (!mayEndAtOnce(queue, mode) && (now - state->quietNs < queue.idleNs || hasProducers(queue))) return false;
   NCCLFFM_STALL();
   const uint32_t said = loadRelaxedSys(&queue.control->state);
   storeRelaxedSys(&queue.control->state, said + 1);
@@ -123,8 +125,8 @@ NCCLFFM_DEVICE_CALL bool endIfQuiet(const TaskQueue &queue, ncclFfmSchedulerMode
   storeReleaseGpu(&queue.shared->closing, attempt);
   const bool parked = !holds(Rule::kLanesPark) || haveAllParked(queue, attempt);
   NCCLFFM_STALL();
-  const bool ends =
-      parked && (!holds(Rule::kIdleRecheck) || ((atOnce || !hasProducers(queue)) && isQuiet(queue, &done)));
+  const bool ends = parked && (!holds(Rule::kIdleRecheck) ||
+                               ((mayEndAtOnce(queue, mode) || !hasProducers(queue)) && isQuiet(queue, &done)));
   if (!ends) {
     storeRelaxedSys(&queue.control->state, said);
     state->quietNs = 0;

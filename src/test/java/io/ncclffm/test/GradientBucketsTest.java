@@ -223,6 +223,31 @@ class GradientBucketsTest {
         });
   }
 
+  /** A step that did not end well is not taken for the next one. */
+  @Test
+  void stepOfTasksThatIsNotFinishedStopsTheNext() {
+    TestRanks.assumeShim();
+    try (TaskRanks tasks = TaskRanks.open(world, TaskQueueConfig.DEFAULT)) {
+      world.run(
+          rank -> {
+            TaskSymbol name = TaskSymbol.of("gradients");
+            DeviceBuffer x = tasks.x(rank);
+            try (GradientAverager averager =
+                GradientAverager.of(tasks.of(rank), name, TaskRanks.LONG)) {
+              averager.average(x, 0, rank.stream());
+              Messages.assertNames(
+                  assertThrows(
+                      IllegalStateException.class, () -> averager.average(x, 0, rank.stream())),
+                  "bucket 0 after 1",
+                  "finish");
+              averager.finish(rank.stream());
+              averager.average(x, 0, rank.stream());
+              averager.finish(rank.stream());
+            }
+          });
+    }
+  }
+
   private static void average(LocalWorld.Rank rank, GradientAverager averager) {
     Random random = new Random(SEED + rank.rank());
     long[] counts = {100, 10, 20, 70, 5};

@@ -230,6 +230,23 @@ class KernelCompilerTest {
     assertFalse(KernelCompiler.compile(other, "sm_90").isCached(), "the text");
   }
 
+  /** Files that the key does not know of are not looked at. */
+  @Test
+  void headersAreNotFoundBesideTheSource() throws IOException {
+    Files.writeString(folder.resolve("beside.h"), "#define FACTOR 2\n");
+    KernelSource.Builder builder =
+        KernelSource.builder("#include \"beside.h\"\n")
+            .name(folder.resolve("source.cu").toString());
+    assertThrows(
+        KernelCompileException.class, () -> KernelCompiler.compile(builder.build(), "sm_90"));
+    builder.options("-I" + folder);
+    Messages.assertNames(
+        assertThrows(
+            IllegalArgumentException.class, () -> KernelCompiler.compile(builder.build(), "sm_90")),
+        "option -I",
+        "includeFolder");
+  }
+
   @ParameterizedTest
   @ValueSource(strings = {"a byte", "cut", "empty", "other"})
   void aDamagedEntryIsMadeAnew(String damage) throws IOException {

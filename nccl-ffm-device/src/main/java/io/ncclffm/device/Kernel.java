@@ -13,6 +13,7 @@ import org.jspecify.annotations.Nullable;
 
 /** A kernel of a {@link KernelModule} ({@code cudaKernel_t}); usable until that is closed. */
 public final class Kernel {
+  private int allowedShared;
   private final KernelModule module;
   private final String name;
   private final MemorySegment handle;
@@ -104,8 +105,12 @@ public final class Kernel {
         this, new KernelArguments(toString(), module.device(), sizes, arguments));
   }
 
-  void allowShared(int bytes) {
+  /** The most that a launch has asked for: it is the kernel's, not the launch's. */
+  synchronized void allowShared(int bytes) {
     module.checkOpen(name);
+    if (bytes <= allowedShared) {
+      return;
+    }
     int rc =
         CudartH.cudaKernelSetAttributeForDevice(
             handle,
@@ -113,6 +118,7 @@ public final class Kernel {
             bytes,
             module.device().ordinal());
     CudaException.check(rc, bytes + " bytes of shared memory for " + this, module.device());
+    allowedShared = bytes;
   }
 
   @Override

@@ -106,7 +106,14 @@ public final class KernelCompiler {
 
   private static List<String> options(
       KernelSource source, String architecture, @Nullable Path cuda) {
-    List<String> options = new ArrayList<>();
+    // What is found by these would change unnoticed by the cache.
+    for (String option : List.of("--include-path", "-I", "--pre-include", "-include")) {
+      if (mentions(source.options(), option, option)) {
+        throw new IllegalArgumentException(
+            source + ": option " + option + ": name folders by includeFolder, headers by header");
+      }
+    }
+    List<String> options = new ArrayList<>(List.of("--no-source-include"));
     if (!mentions(source.options(), "--std", "-std")) {
       options.add("--std=c++17");
     }

@@ -12,6 +12,7 @@ import io.ncclffm.core.bindings.cudart.CudartH;
 import io.ncclffm.core.bindings.cudart.cudaLaunchAttribute_st;
 import io.ncclffm.core.bindings.cudart.cudaLaunchConfig_st;
 import io.ncclffm.core.bindings.cudart.dim3;
+import io.ncclffm.lsa.Lsa;
 import java.lang.foreign.Arena;
 import java.lang.foreign.MemorySegment;
 import org.jspecify.annotations.Nullable;
@@ -196,7 +197,7 @@ public final class KernelLaunch {
       }
       for (int i = 0; i < arguments.count(); i++) {
         if (arguments.owner(i) instanceof TaskQueue queue) {
-          queue.producerLaunched(stream);
+          queue.countLaunched(stream);
         }
       }
     } finally {
@@ -218,6 +219,8 @@ public final class KernelLaunch {
       comm.communicator().begin(operation, stream);
     } else if (owner instanceof NcclWindow window) {
       window.handle();
+    } else if (owner instanceof Lsa lsa) {
+      lsa.struct();
     }
   }
 

@@ -13,7 +13,8 @@ final class TaskAverager implements GradientAverager {
   private final TaskSymbol symbol;
   private final Duration timeout;
   private final List<Ticket> tickets = new ArrayList<>();
-  private int unfinished;
+  private int appended; // buckets of this step
+  private boolean unlaunched; // the last of them
 
   TaskAverager(TaskQueue queue, TaskSymbol symbol, Duration timeout) {
     this.queue = queue;
@@ -26,21 +27,31 @@ final class TaskAverager implements GradientAverager {
     if (index == tickets.size()) {
       tickets.add(queue.ticket());
     }
-    if (unfinished == index) { // else it was appended, and could not be launched
+    if (!unlaunched || appended != index + 1) {
+      if (appended != index) {
+        throw new IllegalStateException(
+            "bucket "
+                + index
+                + " after "
+                + appended
+                + ": finish must end the step before it first");
+      }
       int lane = index % queue.config().lanes();
       queue.allReduce(
           symbol, lane, bucket, 0, bucket, 0, bucket.count(), ReduceOp.AVG, tickets.get(index));
-      unfinished = index + 1;
+      appended = index + 1;
+      unlaunched = true; // should launch throw, the next call launches it
     }
     queue.launch(stream);
+    unlaunched = false;
   }
 
   @Override
   public void finish(CudaStream stream) {
-    for (int i = 0; i < unfinished; i++) {
+    for (int i = 0; i < appended; i++) {
       tickets.get(i).await(timeout);
     }
-    unfinished = 0;
+    appended = 0;
   }
 
   @Override

@@ -96,6 +96,7 @@ public final class TaskQueue implements AbortableResource {
 
   private static final String CREATE = "task queue";
   private static final String LAUNCH = "ncclFfmTaskAppendOnStream";
+  private static final String PRODUCER_END = "ncclFfmTaskProducerEnd";
   private static final String SNAPSHOT = "snapshot of the ";
   private static final String STOP = "stop of the ";
   private static final String PRODUCERS = "producers of the ";
@@ -1065,15 +1066,22 @@ public final class TaskQueue implements AbortableResource {
    * it: a processor for each of the lanes times blocks of every rank on the GPU.
    */
   public void producerLaunched(CudaStream stream) {
-    String operation = "ncclFfmTaskProducerEnd";
-    beginLaunch(operation, stream);
+    beginLaunch(PRODUCER_END, stream);
     try {
-      int rc = ShimH.ncclFfmTaskProducerEnd(struct, stream.handle());
-      DeviceCommunicator.checkShim(rc, operation);
-      countProducer();
+      countLaunched(stream);
     } finally {
       endLaunch();
     }
+  }
+
+  /**
+   * Between {@link #beginLaunch} and {@link #endLaunch}: the kernel is there, whatever failed
+   * since.
+   */
+  void countLaunched(CudaStream stream) {
+    int rc = ShimH.ncclFfmTaskProducerEnd(struct, stream.handle());
+    DeviceCommunicator.checkShim(rc, PRODUCER_END);
+    countProducer();
   }
 
   /**
@@ -1630,14 +1638,12 @@ public final class TaskQueue implements AbortableResource {
   @Override
   public void close() {
     launching.lock(); // what is being launched is seen by the end
-    try {
-      if (closing) {
-        awaitClosed();
-        return;
-      }
-      closing = true;
-    } finally {
-      launching.unlock();
+    boolean another = closing;
+    closing = true;
+    launching.unlock();
+    if (another) {
+      awaitClosed();
+      return;
     }
     boolean ended = communicator.device().isLost() || end();
     synchronized (imageLock) {

@@ -70,7 +70,11 @@ public final class TaskQueueException extends NcclException {
           return at + "its channel is in use; a device communicator takes one queue at a time";
         }
         if (task != null && task.equals(peerTask)) {
-          return at + "rank " + peer + " refused its arguments; see its exception";
+          return at
+              + "rank "
+              + peer
+              + " refused its arguments (see its exception), or was told to take another protocol"
+              + " or algorithm";
         }
         return at
             + "rank "
@@ -139,7 +143,8 @@ public final class TaskQueueException extends NcclException {
 
   /**
    * What the peer came to instead; null if it is not known, as of sends and receives, or if both
-   * agreed. The same as {@link #task} if the peer refused its arguments.
+   * agreed. The same as {@link #task} if the peer refused its arguments, or was configured to take
+   * another protocol or algorithm.
    */
   public @Nullable TaskRecord peerTask() {
     return peerTask;

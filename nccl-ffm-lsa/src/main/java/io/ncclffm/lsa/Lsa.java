@@ -72,8 +72,13 @@ public final class Lsa {
   /**
    * The {@code ncclLsa} in host memory, to be passed to a kernel by value. A neighbour that the
    * window does not reach has a null base and no bytes.
+   *
+   * @throws IllegalStateException if the window is closed
    */
   public MemorySegment struct() {
+    if (!arena.scope().isAlive()) {
+      throw new IllegalStateException("ncclLsa: its window is closed");
+    }
     return struct.asReadOnly();
   }
 
