@@ -216,7 +216,7 @@ void runAll(uint32_t million) {
   for (const Config &config : configs) weight += config.tasks * static_cast<uint64_t>(config.nRanks);
   for (Config config : configs) {
     // Ranks times tasks make a million, or as many as fit a test.
-    const uint64_t all = million != 0 ? 1000000 : (expectFailure ? 8000 : 80000) / kSlowdown;
+    const uint64_t all = million != 0 ? 1000000 : (expectFailure ? 8000 : 80000) / (kSlowdown * kSlowdown);
     config.tasks = static_cast<uint32_t>(1 + config.tasks * all / weight);
     total += static_cast<uint64_t>(config.tasks) * static_cast<uint64_t>(config.nRanks);
     const auto start = std::chrono::steady_clock::now();
