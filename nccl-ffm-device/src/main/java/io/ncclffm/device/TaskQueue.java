@@ -1202,11 +1202,14 @@ public final class TaskQueue implements AbortableResource {
 
   private void started(ProducerRun run, int rc, TaskSymbol symbol, long count, CudaStream stream) {
     DeviceCommunicator.checkShim(rc, run.operation);
-    runEnds[run.place].record(stream);
-    synchronized (lock) {
-      runs[run.place] = run;
+    try {
+      runEnds[run.place].record(stream);
+      synchronized (lock) {
+        runs[run.place] = run;
+      }
+    } finally {
+      countProducer(); // it was launched
     }
-    countProducer();
     if (TaskEvent.PROBE.isEnabled()) {
       emit(symbol, run.operation, count * Float.BYTES, DataType.FLOAT32, ReduceOp.SUM, -1, stream);
     }
