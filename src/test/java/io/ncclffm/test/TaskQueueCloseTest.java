@@ -236,22 +236,20 @@ class TaskQueueCloseTest {
     }
   }
 
-  /**
-   * What waits for a queue that another thread aborts and closes ends, and touches nothing freed.
-   */
+  /** A stop that cannot come to its end, and does not outlive the queue. */
   @Test
   void stopEndsWhenAnotherThreadClosesTheQueue() {
     try (LocalWorld world = TestRanks.open(RANKS);
         TaskRanks tasks = TaskRanks.open(world, TaskQueueConfig.DEFAULT)) {
-      Thread[] stopping = new Thread[1];
       RuntimeException[] ended = new RuntimeException[1];
       world.run(
           rank -> {
-            if (rank.rank() == 0) { // a task that nobody else comes to
+            if (rank.rank() == 0) {
               TaskQueue queue = tasks.of(rank);
-              queue.barrier(GRADIENTS, 0, queue.ticket());
-              queue.launch(rank.stream());
-              stopping[0] =
+              // A producer that does not end, for on its stream this waits for the other ranks.
+              allReduce(rank, tasks);
+              queue.producerLaunched(rank.stream());
+              Thread stopping =
                   Thread.ofPlatform()
                       .start(
                           () -> {
@@ -261,19 +259,26 @@ class TaskQueueCloseTest {
                               ended[0] = e;
                             }
                           });
-              awaitInside(stopping[0], "isDrained");
+              awaitInside(stopping, "isDrained");
               queue.abort();
               queue.close();
               queue.close();
-              stopping[0].join();
+              assertTrue(stopping.join(PATIENCE), "stop goes on");
             }
           });
-      // Aborted before it was closed, it may have been drained: all of its lanes have failed.
-      if (ended[0] != null) {
-        Messages.assertNames(ended[0], "is closed");
-      }
-      tasks.queues[0].close();
+      Messages.assertNames(ended[0], "stop", "is closed");
+      world.run(
+          rank -> {
+            if (rank.rank() != 0) {
+              allReduce(rank, tasks);
+            }
+          });
+      world.run(rank -> rank.stream().synchronize(LONG));
     }
+  }
+
+  private static void allReduce(LocalWorld.Rank rank, TaskRanks tasks) {
+    rank.communicator().allReduce(tasks.x(rank), tasks.x(rank), ReduceOp.SUM, rank.stream());
   }
 
   private static void awaitInside(Thread thread, String method) {
