@@ -13,7 +13,6 @@ import org.jspecify.annotations.Nullable;
 
 /** A kernel of a {@link KernelModule} ({@code cudaKernel_t}); usable until that is closed. */
 public final class Kernel {
-  private int allowedShared;
   private final KernelModule module;
   private final String name;
   private final MemorySegment handle;
@@ -21,6 +20,7 @@ public final class Kernel {
   private final int registers;
   private final long localBytes;
   private final int @Nullable [] sizes;
+  private int allowedShared;
 
   Kernel(KernelModule module, String name, MemorySegment handle) {
     this.module = module;
