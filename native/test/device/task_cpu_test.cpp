@@ -159,17 +159,19 @@ void batchesAreRunWhetherTheSchedulerHasEndedOrNot(unsigned mode, uint32_t nLane
         check(ticket.ready == 1 && ticket.result == ncclSuccess && ticket.sequence == expected[ticket.lane]++,
               "round %d, rank %d: a ticket: ready %u, result %u, sequence %u", round, r, ticket.ready, ticket.result,
               ticket.sequence);
-        // A drain may have ended before the batch came.
+        // A drain may have ended before the batch came, on any rank: no rank's task is done without the others.
         const uint64_t deadline = nowNs() + timeoutNs();
         while (!isAtOrBeyond(__atomic_load_n(&queue.progress[ticket.lane], __ATOMIC_ACQUIRE), ticket.sequence + 1) &&
                nowNs() < deadline && failures.load() == 0) {
-          if (queue.said() == 2 * queue.launches) queue.launchScheduler(mode);
+          for (auto &each : all.queues) {
+            if (each->said() == 2 * each->launches) each->launchScheduler(mode);
+          }
           std::this_thread::yield();
         }
-        check(nowNs() < deadline, "round %d, rank %d: a task was not done in time", round, r);
+        check(nowNs() < deadline, "mode %u, round %d, rank %d: a task was not done in time", mode, round, r);
       }
     }
-    if (failures.load() != 0) return;
+    if (failures.load() != 0) return all.synchronize();  // before what the tasks read is gone
     next = expected;
     if (round % 3 == 0) all.synchronize();  // the schedulers end
     for (int r = 0; r < kRanks; ++r) {
