@@ -480,8 +480,8 @@ NCCLFFM_API int ncclFfmTaskAppendOnStream(const ncclFfmTaskQueue *queue, const n
 /* Says in stream order that one producer, which the host counted in control->producers, has finished. */
 NCCLFFM_API int ncclFfmTaskProducerEnd(const ncclFfmTaskQueue *queue, void *stream);
 
-/* The two prebuilt producers. Each counts as one producer if it returns ncclSuccess, and says itself that it has
- * finished. */
+/* The two prebuilt producers, of at most 2^30 tasks a lane. Each counts as one producer if it returns ncclSuccess, and
+ * says itself that it has finished. */
 NCCLFFM_API int ncclFfmTaskAppendBuckets(const ncclFfmTaskQueue *queue, const ncclFfmTaskBuckets *buckets,
                                          void *stream);
 NCCLFFM_API int ncclFfmTaskIterate(const ncclFfmTaskQueue *queue, const ncclFfmTaskOverlap *overlap, void *stream);

@@ -402,14 +402,11 @@ int checkProducer(const char *operation, int blocks, const void *first) {
   return ncclSuccess;
 }
 
-// Numbers of tasks are compared on the circle, so that what is unfinished must be less than half of it.
-constexpr uint64_t kMostOfLane = uint64_t{1} << 30;
-
 // A producer between the taking of its numbers and its end. The host counts it if all three were launched. If
 // only the first was, the lanes break at the deadline.
 template <class Producer>
 int launchProducer(const char *operation, const ReserveLaunch &reserve, const Producer &producer) {
-  if (reserve.nTasks / reserve.queue.nLanes > kMostOfLane) {
+  if (reserve.nTasks / reserve.queue.nLanes > kMostReserved) {
     return failed(ncclInvalidArgument, "%s: %" PRIu64 " tasks on %u lanes: at most 2^30 a lane", operation,
                   reserve.nTasks, reserve.queue.nLanes);
   }

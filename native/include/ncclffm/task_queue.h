@@ -85,8 +85,11 @@ NCCLFFM_DEVICE ncclResult_t ncclTaskAppendEach(CoopWarp warp, const TaskQueue &q
                                                const TaskPlace &place, Ticket *ticket = nullptr);
 #endif
 
-// Takes n numbers of a lane, first->sequence and those after it, for tasks that name them. They must all be appended.
-// By one thread.
+// Of numbers that a lane has given away and not done yet: half of those that can be told to be ahead, on the circle.
+constexpr uint32_t kMostReserved = 1u << 30;
+
+// Takes n numbers of a lane, at most kMostReserved, first->sequence and those after it, for tasks that name them. They
+// must all be appended. By one thread.
 NCCLFFM_DEVICE ncclResult_t ncclTaskReserve(const TaskQueue &queue, uint32_t lane, uint32_t n, Ticket *first);
 
 // Lets the scheduler run the lane up to this task. By one thread.

@@ -177,6 +177,8 @@ void badTaskIsToldToAll(bool onlyOne) {
   });
   // What no task can be is refused at once.
   const TaskQueue &queue = queues[0].queue;
+  Ticket first;
+  check(ncclTaskReserve(queue, 0, kMostReserved + 1, &first) == ncclInvalidArgument, "too many numbers at a time");
   float x = 0;
   const struct {
     int type, datatype, op;

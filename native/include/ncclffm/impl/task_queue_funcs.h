@@ -228,7 +228,7 @@ NCCLFFM_DEVICE ncclResult_t ncclTaskAppendEach(CoopWarp warp, const TaskQueue &q
 #endif
 
 NCCLFFM_DEVICE ncclResult_t ncclTaskReserve(const TaskQueue &queue, uint32_t lane, uint32_t n, Ticket *first) {
-  if (!isValid(queue) || lane >= queue.nLanes) return ncclInvalidArgument;
+  if (!isValid(queue) || lane >= queue.nLanes || n > kMostReserved) return ncclInvalidArgument;
   const ncclResult_t result = failureOfLane(queue, lane);
   if (result != ncclSuccess) return result;
   *first = {lane, fetchAddRelaxedGpu(&queue.lanes[lane].head, n), ncclSuccess, 1};
