@@ -286,7 +286,8 @@ typedef struct ncclFfmTaskShared {
 typedef struct ncclFfmTaskControl {
   uint32_t state;     /* the schedulers' alone: 2 for each that has ended, and 1 while the next has announced its end */
   uint32_t stop;      /* the host stores non-zero: the scheduler runs what is launched, and ends */
-  uint32_t producers; /* that the host has launched; each ends with ncclFfmTaskProducerEnd or as its function says */
+  uint32_t producers; /* that the host has launched, with the end of each: ncclFfmTaskProducerEnd, or as its function
+                         says. One that does not end keeps the scheduler up until a stop, or all lanes have failed */
   uint32_t reserved[29];
 } ncclFfmTaskControl;
 

@@ -489,6 +489,57 @@ void laneThatHasNotParkedKeepsTheSchedulerUp() {
   queue.control->state = 0;
 }
 
+// Producers that the host has counted, and those that have finished: the scheduler stays while the former are more.
+void schedulerStaysForProducersThatWereCounted() {
+  World world(1, 1, 512, timeoutNs());
+  Queues queues(world, {1, 1, 4, 0, timeoutNs(), 0});
+  Queue &rank = queues[0];
+  ncclTaskProducerEnd(rank.queue);  // before it has been counted
+  rank.launchScheduler(ncclFfmSchedulerPersistent);
+  rank.joinScheduler();
+  check(rank.hasStopped(), "a producer that ended before it was counted keeps a scheduler up");
+  rank.producerLaunched();
+  check(!hasProducers(rank.queue), "one is counted, and one has finished");
+  rank.producerLaunched();
+  rank.launchScheduler(ncclFfmSchedulerPersistent);
+  for (const uint64_t end = nowNs() + 20 * kMs; nowNs() < end && rank.hasScheduler();) std::this_thread::yield();
+  check(rank.hasScheduler(), "a scheduler ended while a producer was running");
+  ncclTaskProducerEnd(rank.queue);
+  rank.joinScheduler();
+  // One whose end is never said, for its kernel was not launched: a stop does not wait for it, nor does an abort.
+  rank.producerLaunched();
+  rank.launchScheduler(ncclFfmSchedulerPersistent);
+  rank.stop();
+  rank.joinScheduler();
+  rank.queue.control->stop = 0;
+  rank.launchScheduler(ncclFfmSchedulerPersistent);
+  rank.abort();
+  rank.joinScheduler();
+  check(rank.hasStopped(), "not stopped");
+}
+
+// The host takes results by progress alone, which another thread stores than the one that stores done.
+void hostIsToldByProgress(uint32_t blocksPerLane, uint32_t threads) {
+  World world(1, static_cast<int>(blocksPerLane), 512, timeoutNs());
+  std::vector<float> in(300), out(300);
+  Queues queues(world, {1, blocksPerLane, 2, 0xffffffffu, timeoutNs(), kForever});
+  const TaskQueue &queue = queues[0].queue;
+  queues.launchSchedulers(ncclFfmSchedulerPersistent, threads);
+  Given g = kUsual;
+  g.count = in.size();
+  for (int i = 1; i <= 5; ++i) {
+    in.assign(in.size(), static_cast<float>(i));
+    Ticket ticket;
+    check(appendAndLaunch(queue, g, 0, in.data(), out.data(), &ticket) == ncclSuccess, "append");
+    const uint64_t deadline = nowNs() + timeoutNs();
+    while (!isAtOrBeyond(__atomic_load_n(queue.progress, __ATOMIC_ACQUIRE), ticket.sequence + 1)) {
+      if (nowNs() > deadline) return check(false, "the host was not told");
+      std::this_thread::yield();
+    }
+    check(out == in, "what the host was told is done, is not");
+  }
+}
+
 // A lane that comes late to an attempt to end, and finds that there has been another since.
 void manyLanesEndTogether(int launches) {
   constexpr uint32_t kLanes = 8;
@@ -573,6 +624,9 @@ void failedLaneLeavesTheOthersTheirBuckets() {
 void run() {
   laneThatHasNotParkedKeepsTheSchedulerUp();
   schedulerThatEndsSpeaksForItself();
+  schedulerStaysForProducersThatWereCounted();
+  hostIsToldByProgress(1, kTellingThread + 2);
+  hostIsToldByProgress(3, 2);
   if (failures.load() != 0) return;
   manyLanesEndTogether((expectFailure ? 0 : 600) / kSlowdown);
   idleExitOfSeveralRanksAndLanes((expectFailure ? 8000 : 3000) / kSlowdown);
