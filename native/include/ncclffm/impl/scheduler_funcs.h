@@ -135,11 +135,10 @@ NCCLFFM_DEVICE_CALL bool endIfQuiet(const TaskQueue &queue, ncclFfmSchedulerMode
   return ends;
 }
 
-// For the other lanes: takes part in an attempt to end, if there is one. Whether the scheduler ends.
+// For the other lanes: takes part in an attempt to end. Whether the scheduler ends.
 NCCLFFM_DEVICE bool endWithLane0(const TaskQueue &queue, TaskLane &lane, LaneState *state) {
   if (!holds(Rule::kLanesPark) && state->polls % kPollsPerCheck != 0) return false;
   const uint32_t attempt = loadAcquireGpu(&queue.shared->closing);
-  if (attempt == state->closing) return false;
   state->closing = attempt;
   NCCLFFM_STALL();
   storeReleaseGpu(&lane.parked, attempt);
@@ -154,7 +153,7 @@ NCCLFFM_DEVICE bool endWithLane0(const TaskQueue &queue, TaskLane &lane, LaneSta
   }
 }
 
-// Whether the lane's next task can be run now. Not one question after the other: the answers are on their way together.
+// Whether the lane's next task can be run now.
 NCCLFFM_DEVICE bool isReady(const TaskQueue &queue, const TaskLane &lane, const Task *slot, uint32_t position) {
   const uint32_t launched = loadRelaxedGpu(&lane.launched);
   const uint32_t sequence = loadAcquireGpu(&slot->sequence);
@@ -171,7 +170,10 @@ NCCLFFM_DEVICE Next awaitTask(const TaskQueue &queue, ncclFfmSchedulerMode mode,
   const Task *slot = slotOfTask(queue, l, state->position);
   uint64_t missingNs = 0;
   for (uint32_t polls = 1;; ++polls) {
+    // What is looked at each time is on its way together: a question after the other would cost a round trip each.
     const bool failed = loadRelaxedGpu(&lane.failed) != ncclSuccess;
+    const uint32_t closing = l == 0 ? 0 : loadRelaxedGpu(&queue.shared->closing);
+    const bool ready = isReady(queue, lane, slot, state->position);
     // Not only while there is nothing to do: an abort ends a lane that never stands still.
     if (++state->polls % (polls < kPollsBeforePause ? kPollsPerCheck : kPausedPollsPerCheck) == 0) {
       if (failed && l != 0) return Next::kLeave;  // lane 0 outlives its failure, to end the others
@@ -189,8 +191,8 @@ NCCLFFM_DEVICE Next awaitTask(const TaskQueue &queue, ncclFfmSchedulerMode mode,
       }
       if (l == 0 && endIfQuiet(queue, mode, state)) return Next::kLeave;
     }
-    if (l != 0 && endWithLane0(queue, lane, state)) return Next::kLeave;
-    if (!failed && isReady(queue, lane, slot, state->position)) return Next::kRun;
+    if (l != 0 && closing != state->closing && endWithLane0(queue, lane, state)) return Next::kLeave;
+    if (!failed && ready) return Next::kRun;
     if (polls >= kPollsBeforePause) {
       pauseNs(kPauseNs);
     } else if (kYieldBetweenPolls) {
