@@ -20,7 +20,7 @@ extern "C" {
 #endif
 
 /* Grows with every incompatible change of this file; Java refuses a shim that reports another. */
-#define NCCLFFM_ABI_VERSION 5
+#define NCCLFFM_ABI_VERSION 6
 
 #define NCCLFFM_DEVCOMM_MAGIC 0x4e464443u /* "NFDC" */
 
@@ -231,9 +231,9 @@ typedef struct ncclFfmOptimizer {
   float maxNorm;        /* 0: no clipping; else the longest gradient, see ncclFfmFusedSgd */
 } ncclFfmOptimizer;
 
-/* A task in the ring of a lane, in device memory: one cache line. Producers write it, the scheduler reads it. */
+/* A task. */
 typedef struct ncclFfmTask {
-  uint32_t sequence; /* release-stored last: number of the task in its lane, plus 1. Before: of the lap before */
+  uint32_t sequence; /* its number in its lane */
   uint32_t symbol;   /* FNV-1a, 32 bits, of the bytes of its name */
   uint32_t function; /* an ncclFfmFunction: AllReduce to SendRecv, or None, which only holds a place in the lane */
   int32_t datatype;
@@ -246,6 +246,14 @@ typedef struct ncclFfmTask {
   void *recvbuff;
   uint32_t reserved[18];
 } ncclFfmTask;
+
+/* The place of a task in the ring of a lane, in device memory: one cache line. Producers write it, the scheduler reads
+ * it. Each word holds 32 bits of the task, and above them the number of the task in its lane, plus 1; before, that of
+ * the lap before. So whoever reads it knows of each word whether it is the task's, in whatever order the words come. */
+typedef struct ncclFfmTaskSlot {
+  uint64_t word[12]; /* symbol, function, datatype, op, root, source, count (low, high), sendbuff, recvbuff */
+  uint64_t reserved[4];
+} ncclFfmTaskSlot;
 
 /* State of one lane, in device memory; what different threads write lies on different lines. Numbers of tasks, which
  * wrap, and are compared on the circle: head >= launched >= done, unless producers name numbers themselves. */
@@ -312,7 +320,7 @@ typedef struct ncclFfmTaskQueue {
   uint64_t idleNs;        /* a persistent scheduler that has had nothing to do for so long ends */
   ncclFfmTaskShared *shared;
   ncclFfmTaskLane *lanes; /* nLanes */
-  ncclFfmTask *tasks;     /* [nLanes][depth] */
+  ncclFfmTaskSlot *tasks; /* [nLanes][depth] */
   ncclFfmStatus *status;  /* device pointer to host-mapped memory, nLanes entries */
   uint32_t *progress;     /* device pointer to host-mapped memory, nLanes entries: done of each lane, for the host */
   ncclFfmTaskControl *control; /* device pointer to host-mapped memory */
@@ -328,10 +336,10 @@ typedef struct ncclFfmTicket {
 
 /* A few tasks that the host appends. */
 typedef struct ncclFfmTaskBatch {
-  uint32_t nTasks;                      /* at most NCCLFFM_MAX_BATCH */
-  uint32_t named;                       /* non-zero: each task names its sequence; 0: the lane numbers it */
-  ncclFfmTicket *tickets;               /* device pointer to host-mapped memory, nTasks entries, or NULL */
-  ncclFfmTask tasks[NCCLFFM_MAX_BATCH]; /* sequence (without the 1), symbol to recvbuff */
+  uint32_t nTasks;        /* at most NCCLFFM_MAX_BATCH */
+  uint32_t named;         /* non-zero: each task names its sequence; 0: the lane numbers it */
+  ncclFfmTicket *tickets; /* device pointer to host-mapped memory, nTasks entries, or NULL */
+  ncclFfmTask tasks[NCCLFFM_MAX_BATCH];
 } ncclFfmTaskBatch;
 
 /* A producer of many buckets: bucket k (elements [k * bucketCount, ...), the last one may be shorter) becomes

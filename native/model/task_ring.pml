@@ -1,8 +1,9 @@
 /* The ring of one lane of a task queue (include/ncclffm/task_queue.h) and the life of its scheduler (scheduler.h): two
  * producers, one scheduler that ends when idle and is launched again by the host, a stop and, with -DABORT, an abort at
  * any time. Numbers wrap at 8, the ring has 2 places. What a producer writes is a step at a time; what the scheduler looks
- * at to take a task is one step. Memory is in order, which is what the releases, acquires and fences of the code are there
- * for. Lanes that end together are in task_lanes.pml.
+ * at to take a task is one step. (A place has the number in each of its words, and the scheduler looks at all: as good as
+ * one number that is written last, and that is what is here.) Memory is in order, which is what the releases, acquires and
+ * fences of the code are there for. Lanes that end together are in task_lanes.pml.
  *
  * Checked: a task is never written over one that is not done; the scheduler runs each task once, in the order of the
  * numbers, and reads what its producer wrote; nothing runs that was not launched; whatever was launched is done when all

@@ -349,7 +349,7 @@ bool isQueueShape(unsigned int nLanes, unsigned int depth) {
 }
 
 uint64_t queueBytes(uint64_t nLanes, uint64_t depth) {
-  return sizeof(ncclFfmTaskShared) + nLanes * (sizeof(ncclFfmTaskLane) + depth * sizeof(ncclFfmTask));
+  return sizeof(ncclFfmTaskShared) + nLanes * (sizeof(ncclFfmTaskLane) + depth * sizeof(ncclFfmTaskSlot));
 }
 
 // What the caller fills in of a queue.
@@ -530,6 +530,9 @@ std::vector<ncclFfmLayout> makeLayouts() {
       FIELD(ncclFfmTask, sendbuff),
       FIELD(ncclFfmTask, recvbuff),
       FIELD(ncclFfmTask, reserved),
+      STRUCT(ncclFfmTaskSlot),
+      FIELD(ncclFfmTaskSlot, word),
+      FIELD(ncclFfmTaskSlot, reserved),
       STRUCT(ncclFfmTaskLane),
       FIELD(ncclFfmTaskLane, head),
       FIELD(ncclFfmTaskLane, reserved0),
@@ -765,14 +768,14 @@ int ncclFfmTaskQueueInit(ncclFfmTaskQueue *queue, void *memory, unsigned int fir
   constexpr const char *kOperation = "ncclFfmTaskQueueInit";
   const int code = checkQueueFields(kOperation, queue);
   if (code != ncclSuccess) return code;
-  if (memory == nullptr || reinterpret_cast<uintptr_t>(memory) % sizeof(ncclFfmTask) != 0) {
+  if (memory == nullptr || reinterpret_cast<uintptr_t>(memory) % sizeof(ncclFfmTaskSlot) != 0) {
     return failed(ncclInvalidArgument, "%s: memory is %p: it must be a %zu-byte aligned address", kOperation, memory,
-                  sizeof(ncclFfmTask));
+                  sizeof(ncclFfmTaskSlot));
   }
   char *base = static_cast<char *>(memory);
   queue->shared = reinterpret_cast<ncclFfmTaskShared *>(base);
   queue->lanes = reinterpret_cast<ncclFfmTaskLane *>(base + sizeof(ncclFfmTaskShared));
-  queue->tasks = reinterpret_cast<ncclFfmTask *>(queue->lanes + queue->nLanes);
+  queue->tasks = reinterpret_cast<ncclFfmTaskSlot *>(queue->lanes + queue->nLanes);
   return launched(kOperation, shim::launch(QueueLaunch{*queue, firstSequence, stream}));
 }
 

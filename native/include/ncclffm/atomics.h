@@ -156,6 +156,10 @@ NCCLFFM_DEVICE void storeVec16RelaxedSys(Vec16 *address, Vec16 vec) {
                : "memory");
 }
 
+NCCLFFM_DEVICE void fenceGpu() {
+  asm volatile("fence.acq_rel.gpu;" ::: "memory");
+}
+
 NCCLFFM_DEVICE void fenceSys() {
   asm volatile("fence.acq_rel.sys;" ::: "memory");
 }
@@ -275,6 +279,10 @@ NCCLFFM_DEVICE void fenceSys() {
                              // here
   __atomic_thread_fence(__ATOMIC_ACQ_REL);
 #endif
+}
+
+NCCLFFM_DEVICE void fenceGpu() {
+  fenceSys();
 }
 
 NCCLFFM_DEVICE void fenceBothWaysSys() {

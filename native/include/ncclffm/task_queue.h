@@ -7,7 +7,7 @@
 //
 // A lane has a ring. A task gets a ticket, its number in the lane; its place in the ring is the number modulo the
 // depth.
-//   append   takes a ticket, waits until the place is free, writes the task, and stores its number there (release)
+//   append   takes a ticket, waits until the place is free, and writes the task, with its number in every word
 //   launch   lets the scheduler run the lane up to a bound: what was appended in between is a batch
 //   wait     for a ticket: the task is complete, recvbuff is visible, sendbuff may be overwritten
 // A place is free when its task is done. (Not as soon as the scheduler has read the task: that would cost every task a

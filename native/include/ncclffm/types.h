@@ -22,6 +22,7 @@ using LsaBuffer = ::ncclLsaBuffer;
 using RmsNorm = ::ncclFfmRmsNorm;
 using Optimizer = ::ncclFfmOptimizer;
 using Task = ::ncclFfmTask;
+using TaskSlot = ::ncclFfmTaskSlot;
 using TaskRecord = ::ncclFfmTaskRecord;
 using TaskLane = ::ncclFfmTaskLane;
 using TaskShared = ::ncclFfmTaskShared;
@@ -61,7 +62,7 @@ static_assert(sizeof(Channel) == 128, "one channel, one cache line of the GPU");
 static_assert(sizeof(Pair) == 16, "two pairs, one sector of the GPU's cache lines");
 static_assert(sizeof(Lsa) == 96, "ncclLsa is filled by Java");
 static_assert(sizeof(DevComm) <= 256, "a kernel takes the communicator by value");
-static_assert(sizeof(Task) == 128, "a task is a line of its own");
+static_assert(sizeof(TaskSlot) == 128, "a task is a line of its own");
 static_assert(sizeof(TaskLane) == 640 && offsetof(TaskLane, launched) == 128 && offsetof(TaskLane, done) == 256 &&
                   offsetof(TaskLane, go) == 384 && offsetof(TaskLane, failed) == 512,
               "words of a lane that different threads write are on lines of their own");

@@ -88,7 +88,7 @@ inline void breakRule(const char *name) {
       {"kBusyChannel", Rule::kBusyChannel},       {"kCompareHash", Rule::kCompareHash},
       {"kReadBeforeEnd", Rule::kReadBeforeEnd},   {"kCheckOverlap", Rule::kCheckOverlap},
       {"kScalarTail", Rule::kScalarTail},         {"kTaskRoom", Rule::kTaskRoom},
-      {"kTaskRelease", Rule::kTaskRelease},       {"kTaskGeneration", Rule::kTaskGeneration},
+      {"kTaskWhole", Rule::kTaskWhole},           {"kTaskGeneration", Rule::kTaskGeneration},
       {"kLaunchBound", Rule::kLaunchBound},       {"kTaskOrder", Rule::kTaskOrder},
       {"kLanesPark", Rule::kLanesPark},           {"kTaskAgreement", Rule::kTaskAgreement},
       {"kIdleRecheck", Rule::kIdleRecheck},

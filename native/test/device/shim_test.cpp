@@ -769,6 +769,7 @@ void layoutsAreComplete() {
                                                     {"ncclFfmRmsNorm", sizeof(ncclFfmRmsNorm)},
                                                     {"ncclFfmOptimizer", sizeof(ncclFfmOptimizer)},
                                                     {"ncclFfmTask", sizeof(ncclFfmTask)},
+                                                    {"ncclFfmTaskSlot", sizeof(ncclFfmTaskSlot)},
                                                     {"ncclFfmTaskLane", sizeof(ncclFfmTaskLane)},
                                                     {"ncclFfmTaskShared", sizeof(ncclFfmTaskShared)},
                                                     {"ncclFfmTaskControl", sizeof(ncclFfmTaskControl)},

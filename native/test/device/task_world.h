@@ -100,7 +100,7 @@ class Queue {
   uint32_t said() { return __atomic_load_n(&control_.state, __ATOMIC_ACQUIRE); }
 
   std::vector<TaskLane> lanes_;
-  std::vector<Task> tasks_;
+  std::vector<TaskSlot> tasks_;
   std::vector<Status> status_;
   std::vector<uint32_t> progress_;
   TaskShared shared_ = {};

@@ -36,7 +36,7 @@ enum class Rule {
   kReadBeforeEnd,   // an exchange ends when all threads have read what came in
   kCheckOverlap,    // buffers that overlap are refused
   kTaskRoom,        // a task is not written over one that is not done
-  kTaskRelease,     // a task's number is stored in its slot after the rest of the task
+  kTaskWhole,       // a task is taken when its number is in every word of its slot
   kTaskGeneration,  // a task is taken when its own number is in the slot
   kLaunchBound,     // a task is taken when it has been launched
   kTaskOrder,       // a task starts when all blocks of the lane have finished the one before

@@ -34,11 +34,13 @@ NCCLFFM_DEVICE void clearQueue(const TaskQueue &queue, uint32_t firstSequence, u
     storeRelaxedSys(queue.progress + l, firstSequence);
   }
   for (uint64_t i = thread; i < uint64_t{queue.nLanes} * queue.depth; i += nThreads) {
-    queue.tasks[i] = {};
     // Of the lap before: never the number of the task that comes first, nor beyond it.
     const uint32_t place = static_cast<uint32_t>(i) & (queue.depth - 1);
     const uint32_t ahead = (place - firstSequence) & (queue.depth - 1);
-    queue.tasks[i].sequence = firstSequence + ahead + 1 - queue.depth;
+    queue.tasks[i] = {};
+    for (int w = 0; w < kTaskWords; ++w) {
+      queue.tasks[i].word[w] = static_cast<uint64_t>(firstSequence + ahead + 1 - queue.depth) << 32;
+    }
   }
 }
 
@@ -154,26 +156,27 @@ NCCLFFM_DEVICE bool endWithLane0(const TaskQueue &queue, TaskLane &lane, LaneSta
 }
 
 // Whether the lane's next task can be run now.
-NCCLFFM_DEVICE bool isReady(const TaskQueue &queue, const TaskLane &lane, const Task *slot, uint32_t position) {
+NCCLFFM_DEVICE bool isReady(const TaskQueue &queue, const TaskLane &lane, TaskSlot *slot, uint32_t position,
+                            TaskWords *words) {
   const uint32_t launched = loadRelaxedGpu(&lane.launched);
-  const uint32_t sequence = loadAcquireGpu(&slot->sequence);
+  const bool written = readTask(slot, position, words);
   const bool all = queue.blocksPerLane == 1 || !holds(Rule::kTaskOrder) || loadAcquireGpu(&lane.done) == position;
   const bool bound = isAtOrBeyond(launched, position + 1);
-  return all && (bound || !holds(Rule::kLaunchBound)) &&
-         (sequence == position + 1 || (!holds(Rule::kTaskGeneration) && bound));
+  return all && (bound || !holds(Rule::kLaunchBound)) && (written || (!holds(Rule::kTaskGeneration) && bound));
 }
 
-// Waits for the next task, for as long as the scheduler lives. This one has no deadline of its own; it sees an abort, a
-// stop and a failure all the same.
-NCCLFFM_DEVICE Next awaitTask(const TaskQueue &queue, ncclFfmSchedulerMode mode, uint32_t l, LaneState *state) {
+// Waits for the next task, *words, for as long as the scheduler lives. This one has no deadline of its own; it sees an
+// abort, a stop and a failure all the same.
+NCCLFFM_DEVICE Next awaitTask(const TaskQueue &queue, ncclFfmSchedulerMode mode, uint32_t l, LaneState *state,
+                              TaskWords *words) {
   TaskLane &lane = queue.lanes[l];
-  const Task *slot = slotOfTask(queue, l, state->position);
+  TaskSlot *slot = slotOfTask(queue, l, state->position);
   uint64_t missingNs = 0;
   for (uint32_t polls = 1;; ++polls) {
     // What is looked at each time is on its way together: a question after the other would cost a round trip each.
     const bool failed = loadRelaxedGpu(&lane.failed) != ncclSuccess;
     const uint32_t closing = l == 0 ? 0 : loadRelaxedGpu(&queue.shared->closing);
-    const bool ready = isReady(queue, lane, slot, state->position);
+    const bool ready = isReady(queue, lane, slot, state->position, words);
     // Not only while there is nothing to do: an abort ends a lane that never stands still.
     if (++state->polls % (polls < kPollsBeforePause ? kPollsPerCheck : kPausedPollsPerCheck) == 0) {
       if (failed && l != 0) return Next::kLeave;  // lane 0 outlives its failure, to end the others
@@ -182,7 +185,7 @@ NCCLFFM_DEVICE Next awaitTask(const TaskQueue &queue, ncclFfmSchedulerMode mode,
         continue;
       }
       const bool launched = isAtOrBeyond(loadRelaxedGpu(&lane.launched), state->position + 1);
-      if (!failed && launched && loadRelaxedGpu(&slot->sequence) != state->position + 1) {
+      if (!failed && launched && !readTask(slot, state->position, words)) {
         const uint64_t now = nowNs();
         if (missingNs == 0) missingNs = now;
         if (queue.timeoutNs != 0 && now - missingNs >= queue.timeoutNs) {
@@ -201,12 +204,15 @@ NCCLFFM_DEVICE Next awaitTask(const TaskQueue &queue, ncclFfmSchedulerMode mode,
   }
 }
 
-// Waits for the first block of the lane to take the next task.
-NCCLFFM_DEVICE Next awaitFirstBlock(const TaskQueue &queue, uint32_t l, const LaneState &state) {
+// Waits for the first block of the lane to take the next task, and takes it, too.
+NCCLFFM_DEVICE Next awaitFirstBlock(const TaskQueue &queue, uint32_t l, const LaneState &state, TaskWords *words) {
   const TaskLane &lane = queue.lanes[l];
   for (uint32_t polls = 1;; ++polls) {
     const uint64_t go = loadAcquireGpu(&lane.go);
-    if (isAtOrBeyond(static_cast<uint32_t>(go), state.position + 1)) return Next::kRun;
+    if (isAtOrBeyond(static_cast<uint32_t>(go), state.position + 1)) {
+      readTask(slotOfTask(queue, l, state.position), state.position, words);  // it is there
+      return Next::kRun;
+    }
     if ((go & kLeaveBit) != 0) return Next::kLeave;
     if (polls >= kPollsBeforePause) {
       pauseNs(kPauseNs);
@@ -218,69 +224,42 @@ NCCLFFM_DEVICE Next awaitFirstBlock(const TaskQueue &queue, uint32_t l, const La
 
 // For one thread of block number b of lane l: what comes next, told to the other blocks by the first.
 NCCLFFM_DEVICE Next nextOfBlock(const TaskQueue &queue, ncclFfmSchedulerMode mode, uint32_t l, uint32_t b,
-                                LaneState *state) {
-  if (b != 0) return awaitFirstBlock(queue, l, *state);
-  const Next next = awaitTask(queue, mode, l, state);
+                                LaneState *state, TaskWords *words) {
+  if (b != 0) return awaitFirstBlock(queue, l, *state, words);
+  const Next next = awaitTask(queue, mode, l, state, words);
   if (queue.blocksPerLane > 1) {
     storeReleaseGpu(&queue.lanes[l].go, next == Next::kRun ? state->position + 1 : state->position | kLeaveBit);
   }
   return next;
 }
 
-// The task for all threads of a group, and what to do. In words, as it lies in the ring.
-constexpr int kTaskWords = 7;
-struct TaskWords {
-  uint64_t word[kTaskWords];
-
-  NCCLFFM_DEVICE Task task() const {
-    Task task;
-    task.sequence = static_cast<uint32_t>(word[0]);
-    task.symbol = static_cast<uint32_t>(word[0] >> 32);
-    task.function = static_cast<uint32_t>(word[1]);
-    task.datatype = static_cast<int32_t>(word[1] >> 32);
-    task.op = static_cast<int32_t>(word[2]);
-    task.root = static_cast<int32_t>(word[2] >> 32);
-    task.source = static_cast<int32_t>(word[3]);
-    task.lane = static_cast<uint32_t>(word[3] >> 32);
-    task.count = word[4];
-    task.sendbuff = reinterpret_cast<const void *>(word[5]);
-    task.recvbuff = reinterpret_cast<void *>(word[6]);
-    return task;
-  }
-};
-static_assert(offsetof(Task, recvbuff) == 8 * (kTaskWords - 1), "a task is its words");
-
+// The task for all threads of a group, and what to do.
 template <class Coop>
 NCCLFFM_DEVICE Next nextTask(const Coop &coop, const TaskQueue &queue, ncclFfmSchedulerMode mode, uint32_t l,
                              uint32_t b, LaneState *state, Task *task) {
   Next next = Next::kLeave;
-  if (coop.rank() == 0) {
-    next = nextOfBlock(queue, mode, l, b, state);
-    if (next == Next::kRun) *task = *slotOfTask(queue, l, state->position);
-  }
+  TaskWords words = {};
+  if (coop.rank() == 0) next = nextOfBlock(queue, mode, l, b, state, &words);
   next = static_cast<Next>(coop.syncBroadcast(static_cast<uint64_t>(next)));
-  const uint64_t address = coop.syncBroadcast(reinterpret_cast<uintptr_t>(task));
-  if (next == Next::kRun && coop.rank() != 0) *task = *reinterpret_cast<const Task *>(address);
-  coop.sync();  // the copy stays until all have it
+  const uint64_t address = coop.syncBroadcast(reinterpret_cast<uintptr_t>(&words));
+  if (next == Next::kRun) *task = taskOf(*reinterpret_cast<const TaskWords *>(address), l, state->position);
+  coop.sync();  // the words stay until all have them
   return next;
 }
 
 #ifdef __CUDACC__
-// The first warp reads the task, all of it at once.
 NCCLFFM_DEVICE Next nextTask(const CoopBlock &coop, const TaskQueue &queue, ncclFfmSchedulerMode mode, uint32_t l,
                              uint32_t b, LaneState *state, Task *task) {
-  __shared__ TaskWords words;
+  __shared__ TaskWords shared;
   __shared__ Next next;
-  const uint32_t thread = coop.rank();
-  if (thread < 32) {
-    if (thread == 0) next = nextOfBlock(queue, mode, l, b, state);
-    __syncwarp();
-    if (thread < kTaskWords) {
-      words.word[thread] = reinterpret_cast<const uint64_t *>(slotOfTask(queue, l, state->position))[thread];
-    }
+  if (coop.rank() == 0) {
+    TaskWords words = {};
+    next = nextOfBlock(queue, mode, l, b, state, &words);
+    shared = words;
   }
+  if (coop.rank() < 32) __syncwarp();
   coop.sync();
-  *task = words.task();
+  *task = taskOf(shared, l, state->position);
   return next;
 }
 #endif

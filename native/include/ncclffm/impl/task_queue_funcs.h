@@ -21,7 +21,7 @@ NCCLFFM_DEVICE bool isAtOrBeyond(uint32_t number, uint32_t other) {
   return static_cast<int32_t>(number - other) >= 0;
 }
 
-NCCLFFM_DEVICE Task *slotOfTask(const TaskQueue &queue, uint32_t lane, uint32_t sequence) {
+NCCLFFM_DEVICE TaskSlot *slotOfTask(const TaskQueue &queue, uint32_t lane, uint32_t sequence) {
   return queue.tasks + static_cast<uint64_t>(lane) * queue.depth + (sequence & (queue.depth - 1));
 }
 
@@ -101,21 +101,71 @@ NCCLFFM_DEVICE bool isTask(const TaskQueue &queue, int taskType, int datatype, i
   return elementBytesOf(datatype) != 0 && (!reduces(static_cast<uint32_t>(taskType)) || isReduction(op));
 }
 
-NCCLFFM_DEVICE void publish(Task *slot, uint32_t sequence, const Task &task) {
-  if (!holds(Rule::kTaskRelease)) storeRelaxedGpu(&slot->sequence, sequence + 1);
-  NCCLFFM_STALL();
-  slot->symbol = task.symbol;
-  slot->function = task.function;
-  slot->datatype = task.datatype;
-  slot->op = task.op;
-  slot->root = task.root;
-  slot->source = task.source;
-  slot->lane = task.lane;
-  slot->count = task.count;
-  slot->sendbuff = task.sendbuff;
-  slot->recvbuff = task.recvbuff;
-  NCCLFFM_STALL();
-  if (holds(Rule::kTaskRelease)) storeReleaseGpu(&slot->sequence, sequence + 1);
+// What of a task is in its slot: the lower halves of the words there.
+constexpr int kTaskWords = 12;
+struct TaskWords {
+  uint32_t word[kTaskWords];
+};
+
+NCCLFFM_DEVICE TaskWords wordsOf(const Task &task) {
+  const uint64_t send = reinterpret_cast<uintptr_t>(task.sendbuff), recv = reinterpret_cast<uintptr_t>(task.recvbuff);
+  return {{task.symbol, task.function, static_cast<uint32_t>(task.datatype), static_cast<uint32_t>(task.op),
+           static_cast<uint32_t>(task.root), static_cast<uint32_t>(task.source), static_cast<uint32_t>(task.count),
+           static_cast<uint32_t>(task.count >> 32), static_cast<uint32_t>(send), static_cast<uint32_t>(send >> 32),
+           static_cast<uint32_t>(recv), static_cast<uint32_t>(recv >> 32)}};
+}
+
+NCCLFFM_DEVICE Task taskOf(const TaskWords &words, uint32_t lane, uint32_t sequence) {
+  auto pair = [&](int i) { return static_cast<uint64_t>(words.word[i + 1]) << 32 | words.word[i]; };
+  Task task;
+  task.sequence = sequence;
+  task.symbol = words.word[0];
+  task.function = words.word[1];
+  task.datatype = static_cast<int32_t>(words.word[2]);
+  task.op = static_cast<int32_t>(words.word[3]);
+  task.root = static_cast<int32_t>(words.word[4]);
+  task.source = static_cast<int32_t>(words.word[5]);
+  task.lane = lane;
+  task.count = pair(6);
+  task.sendbuff = reinterpret_cast<const void *>(pair(8));
+  task.recvbuff = reinterpret_cast<void *>(pair(10));
+  return task;
+}
+
+// The number in a word of a slot.
+NCCLFFM_DEVICE uint32_t numberIn(uint64_t word) {
+  return static_cast<uint32_t>(word >> 32);
+}
+
+// No release of the last word: that would wait for those before it on their way to memory. What was stored before the
+// task, is what the fence is for.
+NCCLFFM_DEVICE void publish(TaskSlot *slot, uint32_t sequence, const Task &task) {
+  const TaskWords words = wordsOf(task);
+  const uint64_t number = static_cast<uint64_t>(sequence + 1) << 32;
+  fenceGpu();
+  releaseForSanitizer(slot);
+  NCCLFFM_UNROLL
+  for (int i = 0; i < kTaskWords; i += 2) {
+    NCCLFFM_STALL();
+    storeVec16RelaxedSys(reinterpret_cast<Vec16 *>(slot->word + i),
+                         {{number | words.word[i], number | words.word[i + 1]}});
+  }
+}
+
+// Whether all of the slot is of the task with this number. What its producer stored before it, is visible then.
+NCCLFFM_DEVICE bool readTask(TaskSlot *slot, uint32_t sequence, TaskWords *words) {
+  bool whole = true;
+  NCCLFFM_UNROLL
+  for (int i = 0; i < kTaskWords; i += 2) {
+    const Vec16 two = loadVec16RelaxedSys(reinterpret_cast<const Vec16 *>(slot->word + i));
+    whole = whole && numberIn(two.word[0]) == sequence + 1 && numberIn(two.word[1]) == sequence + 1;
+    words->word[i] = static_cast<uint32_t>(two.word[0]);
+    words->word[i + 1] = static_cast<uint32_t>(two.word[1]);
+  }
+  // Last, for it keeps what comes after it waiting.
+  const bool acquired = numberIn(loadAcquireGpu(&slot->word[0])) == sequence + 1;
+  if (acquired) acquireForSanitizer(slot);
+  return acquired && (whole || !holds(Rule::kTaskWhole));
 }
 
 // One thread appends one task.
@@ -136,9 +186,9 @@ NCCLFFM_DEVICE ncclResult_t appendTask(const TaskQueue &queue, const Task &task,
       if (result != ncclSuccess) return result;
     }
   }
-  Task *slot = slotOfTask(queue, place.lane, *sequence);
+  TaskSlot *slot = slotOfTask(queue, place.lane, *sequence);
   if (place.named) {
-    if (isAtOrBeyond(loadRelaxedGpu(&slot->sequence), *sequence + 1)) return ncclInvalidUsage;
+    if (isAtOrBeyond(numberIn(loadRelaxedSys(&slot->word[0])), *sequence + 1)) return ncclInvalidUsage;
     if (!isAtOrBeyond(loadRelaxedGpu(&lane.head), *sequence + 1)) {
       raiseOnTheCircle(&lane.head, *sequence + 1, *sequence);
     }

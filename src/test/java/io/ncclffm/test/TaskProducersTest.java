@@ -16,9 +16,9 @@ import io.ncclffm.core.DeviceBuffer;
 import io.ncclffm.core.LocalWorld;
 import io.ncclffm.core.ReduceOp;
 import io.ncclffm.core.bindings.shim.ShimH;
-import io.ncclffm.core.bindings.shim.ncclFfmTask;
 import io.ncclffm.core.bindings.shim.ncclFfmTaskLane;
 import io.ncclffm.core.bindings.shim.ncclFfmTaskQueue;
+import io.ncclffm.core.bindings.shim.ncclFfmTaskSlot;
 import io.ncclffm.device.ProducerRun;
 import io.ncclffm.device.TaskBuckets;
 import io.ncclffm.device.TaskOverlap;
@@ -313,15 +313,26 @@ class TaskProducersTest {
             TaskQueue queue = tasks.of(rank);
             DeviceBuffer x = tasks.x(rank);
             x.copyFrom(new float[] {rank.rank() + 1, 0}, rank.stream());
-            MemorySegment task = ncclFfmTask.allocate(arena);
-            ncclFfmTask.sequence(task, 1);
-            ncclFfmTask.symbol(task, GRADIENTS.hash());
-            ncclFfmTask.function(task, ShimH.ncclFfmFunctionAllReduce());
-            ncclFfmTask.datatype(task, DataType.FLOAT32.ncclValue());
-            ncclFfmTask.op(task, ReduceOp.SUM.ncclValue());
-            ncclFfmTask.count(task, 1);
-            ncclFfmTask.sendbuff(task, x.address(0));
-            ncclFfmTask.recvbuff(task, x.address(1));
+            long send = x.address(0).address();
+            long recv = x.address(1).address();
+            long[] words = {
+              GRADIENTS.hash(),
+              ShimH.ncclFfmFunctionAllReduce(),
+              DataType.FLOAT32.ncclValue(),
+              ReduceOp.SUM.ncclValue(),
+              0,
+              0,
+              1,
+              0,
+              send,
+              send >>> 32,
+              recv,
+              recv >>> 32
+            };
+            MemorySegment task = ncclFfmTaskSlot.allocate(arena);
+            for (int i = 0; i < words.length; i++) {
+              ncclFfmTaskSlot.word(task, i, 1L << 32 | words[i] & 0xffffffffL);
+            }
             MemorySegment ring = ncclFfmTaskQueue.tasks(queue.struct());
             DeviceBuffer.wrap(rank.device(), DataType.UINT8, task.byteSize(), ring)
                 .copyFrom(task, rank.stream());

@@ -25,6 +25,7 @@ import io.ncclffm.core.bindings.shim.ncclFfmTaskLane;
 import io.ncclffm.core.bindings.shim.ncclFfmTaskOverlap;
 import io.ncclffm.core.bindings.shim.ncclFfmTaskQueue;
 import io.ncclffm.core.bindings.shim.ncclFfmTaskShared;
+import io.ncclffm.core.bindings.shim.ncclFfmTaskSlot;
 import io.ncclffm.core.bindings.shim.ncclFfmTicket;
 import io.ncclffm.core.internal.Backoff;
 import java.lang.foreign.Arena;
@@ -1489,15 +1490,14 @@ public final class TaskQueue implements AbortableResource {
     MemorySegment lane = laneInImage(l);
     int head = ncclFfmTaskLane.head(lane);
     int done = ncclFfmTaskLane.done(lane);
-    MemorySegment place = pinned.asSlice(oldestAt(l), ncclFfmTask.sizeof());
-    boolean handedIn = head != done && ncclFfmTask.sequence(place) == done + 1;
+    MemorySegment slot = pinned.asSlice(oldestAt(l), ncclFfmTaskSlot.sizeof());
     return new TaskQueueSnapshot.Lane(
         l,
         Integer.toUnsignedLong(head),
         Integer.toUnsignedLong(ncclFfmTaskLane.launched(lane)),
         Integer.toUnsignedLong(done),
         Integer.toUnsignedLong(head) / config.depth(),
-        handedIn ? TaskRecord.ofTask(place) : null,
+        head == done ? null : TaskRecord.ofSlot(slot, l, done),
         failureOf(l));
   }
 
@@ -1517,8 +1517,8 @@ public final class TaskQueue implements AbortableResource {
   private void copyOldest(String what, long deadline) {
     for (int l = 0; l < lanes; l++) {
       int place = ncclFfmTaskLane.done(laneInImage(l)) & config.depth() - 1;
-      long at = imageBytes() + ((long) l * config.depth() + place) * ncclFfmTask.sizeof();
-      memory.copyTo(pinned.asSlice(oldestAt(l), ncclFfmTask.sizeof()), at, comm.ownStream());
+      long at = imageBytes() + ((long) l * config.depth() + place) * ncclFfmTaskSlot.sizeof();
+      memory.copyTo(pinned.asSlice(oldestAt(l), ncclFfmTaskSlot.sizeof()), at, comm.ownStream());
     }
     awaitCopy(what, deadline);
   }

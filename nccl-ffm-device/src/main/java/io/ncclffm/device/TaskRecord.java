@@ -4,6 +4,7 @@ import io.ncclffm.core.DataType;
 import io.ncclffm.core.ReduceOp;
 import io.ncclffm.core.bindings.shim.ncclFfmTask;
 import io.ncclffm.core.bindings.shim.ncclFfmTaskRecord;
+import io.ncclffm.core.bindings.shim.ncclFfmTaskSlot;
 import java.lang.foreign.MemorySegment;
 import java.util.List;
 import org.jspecify.annotations.Nullable;
@@ -28,6 +29,8 @@ public record TaskRecord(
     long count,
     int lane,
     long sequence) {
+  private static final int SLOT_WORDS =
+      (int) (ncclFfmTaskSlot.reserved$offset() / Long.BYTES); // that are filled
   private static final List<ReduceOp> OPS =
       List.of(ReduceOp.SUM, ReduceOp.PROD, ReduceOp.MAX, ReduceOp.MIN, ReduceOp.AVG);
 
@@ -47,7 +50,21 @@ public record TaskRecord(
         ncclFfmTaskRecord.sequence(struct));
   }
 
-  /** Of a place in the ring that is filled. */
+  /** Of a place in the ring; null if the task of this number is not there, or only in part. */
+  static @Nullable TaskRecord ofSlot(MemorySegment struct, int lane, int sequence) {
+    int[] words = new int[SLOT_WORDS];
+    for (int i = 0; i < words.length; i++) {
+      long word = ncclFfmTaskSlot.word(struct, i);
+      if ((int) (word >>> 32) != sequence + 1) {
+        return null;
+      }
+      words[i] = (int) word;
+    }
+    long count = Integer.toUnsignedLong(words[6]) | (long) words[7] << 32;
+    return of(words[0], words[1], words[2], words[3], words[4], count, lane, sequence);
+  }
+
+  /** Of a task that the host appends. */
   static TaskRecord ofTask(MemorySegment struct) {
     return of(
         ncclFfmTask.symbol(struct),
@@ -57,7 +74,7 @@ public record TaskRecord(
         ncclFfmTask.root(struct),
         ncclFfmTask.count(struct),
         ncclFfmTask.lane(struct),
-        ncclFfmTask.sequence(struct) - 1);
+        ncclFfmTask.sequence(struct));
   }
 
   private static TaskRecord of(

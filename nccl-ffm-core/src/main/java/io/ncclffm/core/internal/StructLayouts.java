@@ -27,6 +27,7 @@ import io.ncclffm.core.bindings.shim.ncclFfmTaskOverlap;
 import io.ncclffm.core.bindings.shim.ncclFfmTaskQueue;
 import io.ncclffm.core.bindings.shim.ncclFfmTaskRecord;
 import io.ncclffm.core.bindings.shim.ncclFfmTaskShared;
+import io.ncclffm.core.bindings.shim.ncclFfmTaskSlot;
 import io.ncclffm.core.bindings.shim.ncclFfmTicket;
 import io.ncclffm.core.bindings.shim.ncclLsa;
 import io.ncclffm.core.bindings.shim.ncclLsaBuffer;
@@ -62,6 +63,7 @@ final class StructLayouts {
           Map.entry("ncclFfmCall", ncclFfmCall.layout()),
           Map.entry("ncclFfmTaskRecord", ncclFfmTaskRecord.layout()),
           Map.entry("ncclFfmTask", ncclFfmTask.layout()),
+          Map.entry("ncclFfmTaskSlot", ncclFfmTaskSlot.layout()),
           Map.entry("ncclFfmTaskLane", ncclFfmTaskLane.layout()),
           Map.entry("ncclFfmTaskShared", ncclFfmTaskShared.layout()),
           Map.entry("ncclFfmTaskControl", ncclFfmTaskControl.layout()),
@@ -89,6 +91,7 @@ final class StructLayouts {
           "ncclFfmCall",
           "ncclFfmTaskRecord",
           "ncclFfmTask",
+          "ncclFfmTaskSlot",
           "ncclFfmTaskLane",
           "ncclFfmTaskShared",
           "ncclFfmTaskControl",

@@ -25,7 +25,7 @@ import static java.lang.foreign.MemoryLayout.PathElement.*;
  *     uint64_t idleNs;
  *     ncclFfmTaskShared *shared;
  *     ncclFfmTaskLane *lanes;
- *     ncclFfmTask *tasks;
+ *     ncclFfmTaskSlot *tasks;
  *     ncclFfmStatus *status;
  *     uint32_t *progress;
  *     ncclFfmTaskControl *control;
@@ -508,7 +508,7 @@ public class ncclFfmTaskQueue {
     /**
      * Layout for field:
      * {@snippet lang=c :
-     * ncclFfmTask *tasks
+     * ncclFfmTaskSlot *tasks
      * }
      */
     public static final AddressLayout tasks$layout() {
@@ -520,7 +520,7 @@ public class ncclFfmTaskQueue {
     /**
      * Offset for field:
      * {@snippet lang=c :
-     * ncclFfmTask *tasks
+     * ncclFfmTaskSlot *tasks
      * }
      */
     public static final long tasks$offset() {
@@ -530,7 +530,7 @@ public class ncclFfmTaskQueue {
     /**
      * Getter for field:
      * {@snippet lang=c :
-     * ncclFfmTask *tasks
+     * ncclFfmTaskSlot *tasks
      * }
      */
     public static MemorySegment tasks(MemorySegment struct) {
@@ -540,7 +540,7 @@ public class ncclFfmTaskQueue {
     /**
      * Setter for field:
      * {@snippet lang=c :
-     * ncclFfmTask *tasks
+     * ncclFfmTaskSlot *tasks
      * }
      */
     public static void tasks(MemorySegment struct, MemorySegment fieldValue) {
