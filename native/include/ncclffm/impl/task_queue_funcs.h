@@ -172,28 +172,25 @@ NCCLFFM_DEVICE bool readTask(TaskSlot *slot, uint32_t sequence, TaskWords *words
 NCCLFFM_DEVICE ncclResult_t appendTask(const TaskQueue &queue, const Task &task, const TaskPlace &place,
                                        uint32_t *sequence) {
   TaskLane &lane = queue.lanes[place.lane];
-  // All on their way at the same time.
+  // All on their way at the same time; done last, for it keeps what comes after it waiting.
   *sequence = place.named || !place.waits ? place.sequence : fetchAddRelaxedGpu(&lane.head, 1);
   const uint32_t failed = loadRelaxedGpu(&lane.failed);
+  const uint32_t head = place.named ? loadRelaxedGpu(&lane.head) : 0;
+  const uint32_t number =
+      place.named ? numberIn(loadRelaxedSys(&slotOfTask(queue, place.lane, place.sequence)->word[0])) : 0;
   const uint32_t done = loadAcquireGpu(&lane.done);
   if (failed != ncclSuccess) return static_cast<ncclResult_t>(failed);
   if (!place.named && !place.waits) {
     if (!takeIfRoom(queue, place.lane, sequence)) return static_cast<ncclResult_t>(ncclFfmQueueFull);
   } else {
-    if (place.named && !isAtOrBeyond(*sequence, done)) return ncclInvalidUsage;
+    if (place.named && (!isAtOrBeyond(*sequence, done) || isAtOrBeyond(number, *sequence + 1))) return ncclInvalidUsage;
     if (!hasRoom(queue, *sequence, done)) {
       const ncclResult_t result = waitForRoom(queue, place.lane, *sequence);
       if (result != ncclSuccess) return result;
     }
   }
-  TaskSlot *slot = slotOfTask(queue, place.lane, *sequence);
-  if (place.named) {
-    if (isAtOrBeyond(numberIn(loadRelaxedSys(&slot->word[0])), *sequence + 1)) return ncclInvalidUsage;
-    if (!isAtOrBeyond(loadRelaxedGpu(&lane.head), *sequence + 1)) {
-      raiseOnTheCircle(&lane.head, *sequence + 1, *sequence);
-    }
-  }
-  publish(slot, *sequence, task);
+  if (place.named && !isAtOrBeyond(head, *sequence + 1)) raiseOnTheCircle(&lane.head, *sequence + 1, *sequence);
+  publish(slotOfTask(queue, place.lane, *sequence), *sequence, task);
   return ncclSuccess;
 }
 
