@@ -29,6 +29,7 @@ public final class CudaGraph implements AutoCloseable {
   private final CudaDevice device;
   private final MemorySegment handle;
   private Communicator[] communicators = {};
+  private GraphWork[] works = {};
   private final Failures failures = new Failures();
   // Of the last update: what NCCL keeps for its captured work lives as long as the graph it is in.
   private MemorySegment updated = MemorySegment.NULL;
@@ -42,6 +43,7 @@ public final class CudaGraph implements AutoCloseable {
     private final Set<CudaStream> streams = new HashSet<>();
     private final Set<Communicator> communicators = new LinkedHashSet<>();
     private final Set<FailureSource> sources = new LinkedHashSet<>();
+    private final Set<GraphWork> works = new LinkedHashSet<>();
     private boolean ended;
 
     void joins(CudaStream stream) {
@@ -56,6 +58,15 @@ public final class CudaGraph implements AutoCloseable {
 
     void uses(FailureSource source) {
       sources.add(source);
+    }
+
+    void adds(GraphWork work) {
+      works.add(work);
+    }
+
+    /** No graph came of it. */
+    void release() {
+      works.forEach(GraphWork::release);
     }
 
     void end() {
@@ -88,11 +99,20 @@ public final class CudaGraph implements AutoCloseable {
     for (Communicator communicator : communicators) {
       communicator.disown(this);
     }
+    release();
+    works = capture.works.toArray(GraphWork[]::new);
     communicators = capture.communicators.toArray(Communicator[]::new);
     failures.sources = capture.sources.toArray(FailureSource[]::new);
     for (Communicator communicator : communicators) {
       communicator.adopt(this);
     }
+  }
+
+  private void release() {
+    for (GraphWork work : works) {
+      work.release();
+    }
+    works = new GraphWork[0];
   }
 
   /**
@@ -101,10 +121,11 @@ public final class CudaGraph implements AutoCloseable {
    * cudaGraphInstantiateWithFlags}, {@code cudaGraphUpload}). The stream is usable again
    * afterwards, also if the code throws.
    *
-   * <p>Collectives, kernels, fills and copies from and to {@link HostBuffer}s can be captured. The
-   * code must not wait for the stream or for an event recorded on it, allocate, free, or copy
-   * arrays; the first such call spoils the capture. A stream that awaits an event of a captured one
-   * takes part too; the captured stream must await an event of it in turn before the end.
+   * <p>Collectives, kernels, producers of tasks, fills and copies from and to {@link HostBuffer}s
+   * can be captured. The code must not wait for the stream or for an event recorded on it,
+   * allocate, free, or copy arrays; the first such call spoils the capture. A stream that awaits an
+   * event of a captured one takes part too; the captured stream must await an event of it in turn
+   * before the end.
    *
    * @param stream any but one that is being captured; what is enqueued on it already is no part
    * @throws CudaException if the work cannot be captured
@@ -117,6 +138,9 @@ public final class CudaGraph implements AutoCloseable {
     try (Arena arena = Arena.ofConfined()) {
       MemorySegment handle = instantiate(graph, stream, arena.allocate(ADDRESS));
       return new CudaGraph(stream.device(), handle, capture);
+    } catch (RuntimeException e) {
+      capture.release();
+      throw e;
     }
   }
 
@@ -137,6 +161,7 @@ public final class CudaGraph implements AutoCloseable {
       trouble = t;
     }
     capture.end();
+    boolean recorded = false;
     try (Arena arena = Arena.ofConfined()) {
       MemorySegment out = arena.allocate(ADDRESS);
       rc = CudartH.cudaStreamEndCapture(captured, out);
@@ -145,10 +170,15 @@ public final class CudaGraph implements AutoCloseable {
         CudaException end = CudaException.of("cudaStreamEndCapture", rc, device, hint(rc));
         trouble = add(trouble, end);
       } else if (trouble == null) {
+        recorded = true;
         return graph;
       } else {
         trouble =
             add(trouble, failure(CudartH.cudaGraphDestroy(graph), "cudaGraphDestroy", device));
+      }
+    } finally {
+      if (!recorded) {
+        capture.release();
       }
     }
     NcclGroup.<RuntimeException>rethrow(trouble);
@@ -250,20 +280,50 @@ public final class CudaGraph implements AutoCloseable {
         entered++;
       }
       failures.throwIfFailed();
-      if (stream != lastStream) {
-        streams.removeIf(CudaStream::isClosed);
-        stream.watch(failures);
-        streams.add(stream);
-        lastStream = stream;
-      }
-      device.makeCurrent();
-      int rc = CudartH.cudaGraphLaunch(handle, stream.handle("cudaGraphLaunch"));
-      CudaException.check(rc, "cudaGraphLaunch", device);
+      launchAmidWorks(stream);
     } finally {
       while (entered > 0) {
         communicators[--entered].end();
       }
     }
+  }
+
+  private void launchAmidWorks(CudaStream stream) {
+    int begun = 0;
+    boolean launched = false;
+    @Nullable Throwable trouble = null;
+    try {
+      while (begun < works.length) {
+        works[begun].begin(stream);
+        begun++;
+      }
+      enqueue(stream);
+      launched = true;
+    } catch (RuntimeException e) {
+      trouble = e;
+    }
+    while (begun > 0) {
+      try {
+        works[--begun].end(stream, launched);
+      } catch (RuntimeException e) {
+        trouble = add(trouble, e);
+      }
+    }
+    if (trouble != null) {
+      NcclGroup.<RuntimeException>rethrow(trouble);
+    }
+  }
+
+  private void enqueue(CudaStream stream) {
+    if (stream != lastStream) {
+      streams.removeIf(CudaStream::isClosed);
+      stream.watch(failures);
+      streams.add(stream);
+      lastStream = stream;
+    }
+    device.makeCurrent();
+    int rc = CudartH.cudaGraphLaunch(handle, stream.handle("cudaGraphLaunch"));
+    CudaException.check(rc, "cudaGraphLaunch", device);
   }
 
   /**
@@ -283,6 +343,7 @@ public final class CudaGraph implements AutoCloseable {
     Capture capture = new Capture();
     MemorySegment graph = record(stream, work, capture);
     MemorySegment unused = graph;
+    boolean taken = false;
     @Nullable Throwable trouble = null;
     try (Arena arena = Arena.ofConfined()) {
       device.makeCurrent();
@@ -294,12 +355,16 @@ public final class CudaGraph implements AutoCloseable {
       }
       unused = updated;
       updated = graph;
+      taken = true;
       use(capture);
       // The next launch would do it; see instantiate.
       rc = CudartH.cudaGraphUpload(handle, stream.handle());
       CudaException.check(rc, "cudaGraphUpload", device);
     } catch (RuntimeException e) {
       trouble = e;
+    }
+    if (!taken) {
+      capture.release();
     }
     trouble = add(trouble, destroy(unused));
     if (trouble != null) {
@@ -361,6 +426,7 @@ public final class CudaGraph implements AutoCloseable {
     for (Communicator communicator : communicators) {
       communicator.disown(this);
     }
+    release();
     if (device.isLost()) {
       return;
     }

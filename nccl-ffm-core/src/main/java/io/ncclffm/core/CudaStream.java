@@ -191,6 +191,20 @@ public final class CudaStream implements AutoCloseable {
     }
   }
 
+  /**
+   * Lets work take part in every launch of the graph that what is enqueued here becomes part of;
+   * for code that enqueues it.
+   *
+   * @throws IllegalStateException if the stream is not {@link #isCapturing being captured}
+   */
+  public void addToGraph(GraphWork work) {
+    CudaGraph.@Nullable Capture capturing = capture;
+    if (capturing == null) {
+      throw new IllegalStateException("the " + this + " is not being captured");
+    }
+    capturing.adds(work);
+  }
+
   /** Ends {@link #watch}. */
   public synchronized void unwatch(FailureSource source) {
     watched = Arrays.stream(watched).filter(known -> known != source).toArray(FailureSource[]::new);

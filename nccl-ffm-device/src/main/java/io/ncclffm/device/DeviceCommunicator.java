@@ -1505,11 +1505,11 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
   }
 
   /** Before something is launched that uses this: open, not failed, and checked where asked for. */
-  void checkBeforeTasks(String operation) {
+  void checkBeforeTasks(String operation, CudaStream stream) {
     synchronized (lock) {
       checkOpen(operation);
       throwIfFailed();
-      if (checked) {
+      if (checked && !stream.isCapturing()) {
         verify(operation);
       }
     }

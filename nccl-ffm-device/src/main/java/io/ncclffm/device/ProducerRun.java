@@ -7,7 +7,8 @@ import org.jspecify.annotations.Nullable;
 
 /**
  * One launch of a kernel that appends tasks: {@link TaskQueue#buckets} or {@link
- * TaskQueue#overlap}. Threads: any.
+ * TaskQueue#overlap}. Of one that was captured into a {@link io.ncclffm.core.CudaGraph}, it stands
+ * for the last launch of that. Threads: any.
  */
 public final class ProducerRun {
   final TaskQueue queue;
@@ -18,6 +19,8 @@ public final class ProducerRun {
   final boolean hasResults;
 
   // All below are the queue's, under its lock.
+  boolean inGraph; // which may launch it again
+  boolean launched;
   boolean ended;
   long endedAt; // System.nanoTime
   int result;
@@ -46,7 +49,20 @@ public final class ProducerRun {
     return done || failure != null;
   }
 
-  /** Whether the kernel and all of its tasks have ended, well or not. */
+  void begin() {
+    launched = true;
+    ended = false;
+    result = 0;
+    done = false;
+    failure = null;
+  }
+
+  /**
+   * Whether the kernel and all of its tasks have ended, well or not.
+   *
+   * @throws IllegalStateException if it was captured into a graph that was not launched yet; the
+   *     same for those below
+   */
   public boolean isDone() {
     return queue.look(this);
   }

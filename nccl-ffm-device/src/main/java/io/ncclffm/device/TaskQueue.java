@@ -11,6 +11,7 @@ import io.ncclffm.core.CudaStream;
 import io.ncclffm.core.DataType;
 import io.ncclffm.core.DeadlineException;
 import io.ncclffm.core.DeviceBuffer;
+import io.ncclffm.core.GraphWork;
 import io.ncclffm.core.HostBuffer;
 import io.ncclffm.core.NcclException;
 import io.ncclffm.core.ReduceOp;
@@ -69,8 +70,9 @@ import org.jspecify.annotations.Nullable;
  * <p>The scheduler runs on a stream of the queue's own. It ends when it is idle and no producer is
  * queued or running, and the next launch starts it again ({@link TaskQueueConfig.Mode}). While the
  * queue is open its device communicator takes no collectives, because the scheduler holds the
- * channels: make another one for those. A stream that launches tasks must not be captured into a
- * graph.
+ * channels: make another one for those. Producers can be captured into a {@link
+ * io.ncclffm.core.CudaGraph}: each launch of it takes new numbers, and keeps the scheduler running.
+ * Tasks of the host cannot.
  *
  * <p>Where ranks are threads of one process and share a GPU, a call that waits for the whole device
  * ({@code cudaFree}, {@code cudaDeviceSynchronize}, a first module load) between one rank's launch
@@ -92,7 +94,7 @@ public final class TaskQueue implements AbortableResource {
   /** Tasks of the host that may be on their way to the rings, each with a place for its ticket. */
   public static final int MOST_ON_THE_WAY = 1024;
 
-  /** Launches of {@link #buckets} and {@link #overlap} whose kernels may be unfinished. */
+  /** Launches of {@link #buckets} and {@link #overlap} that may be unfinished, or in graphs. */
   public static final int MOST_RUNS = 16;
 
   private static final String CREATE = "task queue";
@@ -887,6 +889,16 @@ public final class TaskQueue implements AbortableResource {
   public void launch(CudaStream stream) {
     beginLaunch(LAUNCH, stream);
     try {
+      if (stream.isCapturing()) {
+        throw new IllegalStateException(
+            LAUNCH
+                + " on the "
+                + this
+                + ": the "
+                + stream
+                + " is being captured; tasks of the host are launched one by one, those of kernels"
+                + " by a graph, too");
+      }
       for (int n = fillBatch(); n > 0; n = fillBatch()) {
         launchBatch(n, stream);
       }
@@ -900,7 +912,8 @@ public final class TaskQueue implements AbortableResource {
     communicator.begin(operation, stream);
     launching.lock();
     try {
-      checkLaunch(operation, stream);
+      checkOpen(operation);
+      comm.checkBeforeTasks(operation, stream);
     } catch (RuntimeException e) {
       endLaunch();
       throw e;
@@ -910,20 +923,6 @@ public final class TaskQueue implements AbortableResource {
   void endLaunch() {
     launching.unlock();
     communicator.end();
-  }
-
-  private void checkLaunch(String operation, CudaStream stream) {
-    checkOpen(operation);
-    if (stream.isCapturing()) {
-      throw new IllegalStateException(
-          operation
-              + " on the "
-              + this
-              + ": the "
-              + stream
-              + " is being captured; tasks are launched one by one, not by a graph");
-    }
-    comm.checkBeforeTasks(operation);
   }
 
   /** The next tasks to be handed over, at most as many as a launch takes; how many. */
@@ -1056,10 +1055,10 @@ public final class TaskQueue implements AbortableResource {
   // ------------------------------------------------------------------ producers
 
   /**
-   * Says that a kernel which takes {@link #struct} was launched on a stream just now. The scheduler
-   * then runs until the kernel has ended, and the kernel can wait for its tasks. Enqueues {@code
-   * ncclFfmTaskProducerEnd} behind it, so the kernel does not call {@code ncclTaskProducerEnd}
-   * itself.
+   * Says that a kernel which takes {@link #struct} was launched on a stream just now, or captured:
+   * then each launch of the graph counts. The scheduler then runs until the kernel has ended, and
+   * the kernel can wait for its tasks. Enqueues {@code ncclFfmTaskProducerEnd} behind it, so the
+   * kernel does not call {@code ncclTaskProducerEnd} itself.
    *
    * <p>A kernel of your own that shares the GPU with those of other ranks must have been launched
    * once, with nothing to do, before any rank uses the queue: a first launch may wait for the
@@ -1082,24 +1081,71 @@ public final class TaskQueue implements AbortableResource {
   void countLaunched(CudaStream stream) {
     int rc = ShimH.ncclFfmTaskProducerEnd(struct, stream.handle());
     DeviceCommunicator.checkShim(rc, PRODUCER_END);
-    countProducer();
+    if (stream.isCapturing()) {
+      stream.addToGraph(new CapturedProducer(PRODUCER_END, null));
+    } else {
+      countProducer();
+    }
+  }
+
+  /** A producer in a graph, counted at each launch. */
+  private final class CapturedProducer implements GraphWork {
+    private final String operation;
+    private final @Nullable ProducerRun run; // null: a kernel of the user's
+
+    CapturedProducer(String operation, @Nullable ProducerRun run) {
+      this.operation = operation;
+      this.run = run;
+    }
+
+    @Override
+    public void begin(CudaStream stream) {
+      beginLaunch(operation, stream);
+    }
+
+    @Override
+    public void end(CudaStream stream, boolean launched) {
+      try {
+        if (launched && run == null) {
+          countProducer();
+        } else if (launched) {
+          started(run, stream);
+        }
+      } finally {
+        endLaunch();
+      }
+    }
+
+    @Override
+    public void release() {
+      synchronized (lock) {
+        if (run != null) {
+          run.inGraph = false;
+          if (!run.launched || run.ended) {
+            runs[run.place] = null;
+          }
+        }
+      }
+    }
   }
 
   /**
    * Launches the kernel that computes buckets and appends the all-reduce of each as soon as it is
    * ready ({@code ncclFfmTaskAppendBuckets}): bucket k goes to lane k modulo lanes. Returns at
    * once. No other producer may append to any lane until the kernel has taken its numbers, in the
-   * order of the stream.
+   * order of the stream. Where the stream is being captured, nothing is launched before the graph
+   * is, and the queue keeps a place of its {@link #MOST_RUNS} for it until that is closed.
    *
    * @throws IllegalArgumentException if the buffer is on another device
-   * @throws IllegalStateException if {@link #MOST_RUNS} are unfinished, as for {@link #launch}
+   * @throws IllegalStateException if {@link #MOST_RUNS} are unfinished or in graphs, as for {@link
+   *     #launch}
    * @throws TaskQueueException if a lane has failed
    */
   public ProducerRun buckets(TaskSymbol symbol, TaskBuckets work, CudaStream stream) {
     comm.checkBuffer(BUCKETS, work.x());
     beginLaunch(BUCKETS, stream);
     try {
-      ProducerRun run = takeRun(BUCKETS, work.buckets(), work.blocks(), false);
+      ProducerRun run = takeRun(BUCKETS, work.buckets(), work.blocks(), false, stream);
       ncclFfmTaskBuckets.buff(buckets, work.x().address(BUCKETS, work.offset(), work.count()));
       ncclFfmTaskBuckets.count(buckets, work.count());
       ncclFfmTaskBuckets.bucketCount(buckets, work.bucketCount());
@@ -1129,7 +1175,7 @@ public final class TaskQueue implements AbortableResource {
         work.parts() == TaskOverlap.Parts.COMPUTE ? 0 : (long) work.iterations() * work.blocks();
     beginLaunch(OVERLAP, stream);
     try {
-      ProducerRun run = takeRun(OVERLAP, n, work.blocks(), true);
+      ProducerRun run = takeRun(OVERLAP, n, work.blocks(), true, stream);
       ncclFfmTaskOverlap.in(overlap, work.in().address(OVERLAP, 0, count));
       ncclFfmTaskOverlap.out(overlap, work.out().address(OVERLAP, 0, count));
       ncclFfmTaskOverlap.work(overlap, work.work().address(OVERLAP, 0, 4 * count));
@@ -1180,14 +1226,16 @@ public final class TaskQueue implements AbortableResource {
     return runAt(run) + lanes * ncclFfmTicket.sizeof();
   }
 
-  private ProducerRun takeRun(String operation, long n, int blocks, boolean hasResults) {
+  private ProducerRun takeRun(
+      String operation, long n, int blocks, boolean hasResults, CudaStream stream) {
     synchronized (lock) {
       for (int l = 0; l < lanes; l++) {
         throwIfFailed(l);
       }
       for (int place = 0; place < MOST_RUNS; place++) {
         @Nullable ProducerRun last = runs[place];
-        if (last == null || hasEnded(last)) {
+        // A capture allows no question about an event.
+        if (last == null || !stream.isCapturing() && !last.inGraph && hasEnded(last)) {
           return new ProducerRun(this, operation, place, n, blocks, hasResults);
         }
       }
@@ -1198,21 +1246,35 @@ public final class TaskQueue implements AbortableResource {
             + this
             + ": "
             + MOST_RUNS
-            + " kernels that append tasks are unfinished; await one of them");
+            + " kernels that append tasks are unfinished or in graphs; await one of them, or close"
+            + " a graph");
   }
 
   private void started(ProducerRun run, int rc, TaskSymbol symbol, long count, CudaStream stream) {
     DeviceCommunicator.checkShim(rc, run.operation);
+    if (stream.isCapturing()) {
+      synchronized (lock) {
+        run.inGraph = true;
+        runs[run.place] = run;
+      }
+      stream.addToGraph(new CapturedProducer(run.operation, run));
+      return;
+    }
+    started(run, stream);
+    if (TaskEvent.PROBE.isEnabled()) {
+      emit(symbol, run.operation, count * Float.BYTES, DataType.FLOAT32, ReduceOp.SUM, -1, stream);
+    }
+  }
+
+  private void started(ProducerRun run, CudaStream stream) {
     try {
       runEnds[run.place].record(stream);
       synchronized (lock) {
+        run.begin();
         runs[run.place] = run;
       }
     } finally {
       countProducer(); // it was launched
-    }
-    if (TaskEvent.PROBE.isEnabled()) {
-      emit(symbol, run.operation, count * Float.BYTES, DataType.FLOAT32, ReduceOp.SUM, -1, stream);
     }
   }
 
@@ -1221,7 +1283,7 @@ public final class TaskQueue implements AbortableResource {
     if (run.ended) {
       return true;
     }
-    if (closed || !runEnds[run.place].isDone()) {
+    if (!run.launched || closed || !runEnds[run.place].isDone()) {
       return false;
     }
     run.ended = true;
@@ -1241,7 +1303,9 @@ public final class TaskQueue implements AbortableResource {
         run.result = result;
       }
     }
-    runs[run.place] = null;
+    if (!run.inGraph) {
+      runs[run.place] = null;
+    }
     return true;
   }
 
@@ -1259,6 +1323,9 @@ public final class TaskQueue implements AbortableResource {
   private void lookLocked(ProducerRun run) {
     if (run.isOver()) {
       return;
+    }
+    if (!run.launched) {
+      throw new IllegalStateException("the graph with the " + run + " was not launched");
     }
     if (!hasEnded(run)) {
       if (closed) {
@@ -1752,7 +1819,7 @@ public final class TaskQueue implements AbortableResource {
   /** The events behind kernels that have said their end. */
   private void awaitRuns(long deadline) {
     for (@Nullable ProducerRun run : runs.clone()) {
-      for (int round = 0; run != null && !look(run); round++) {
+      for (int round = 0; run != null && run.launched && !look(run); round++) {
         Backoff.pause(round, deadline, "wait for ", run);
       }
     }
