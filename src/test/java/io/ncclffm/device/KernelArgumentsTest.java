@@ -164,6 +164,19 @@ class KernelArgumentsTest {
   }
 
   @Test
+  void fatbinThatWasCutOffIsRefused() {
+    ByteBuffer fatbin = ByteBuffer.allocate(100).order(ByteOrder.LITTLE_ENDIAN);
+    fatbin.putInt(0xBA55ED50).putShort((short) 1).putShort((short) 16).putLong(84);
+    assertEquals("fatbin", KernelImage.of(fatbin.array()).toString());
+    fatbin.putLong(8, 85);
+    Messages.assertNames(
+        assertThrows(IllegalArgumentException.class, () -> KernelImage.of(fatbin.array())),
+        "fatbin of 100 bytes",
+        "101",
+        "cut off");
+  }
+
+  @Test
   void whatIsNoImageIsRefused() {
     for (byte[] bytes : new byte[][] {{}, "a text".getBytes(), new byte[100]}) {
       assertTrue(

@@ -20,6 +20,7 @@ import java.nio.file.Path;
 import java.nio.file.attribute.PosixFilePermissions;
 import java.time.Duration;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.List;
 import java.util.concurrent.CyclicBarrier;
 import java.util.concurrent.ExecutorService;
@@ -133,6 +134,25 @@ class KernelCompilerTest {
     KernelSource named =
         KernelSource.builder(SCALE).options("--gpu-architecture=compute_90").build();
     assertEquals("PTX", KernelCompiler.compile(named, "sm_80").toString().substring(0, 3));
+    KernelSource linked = KernelSource.builder(SCALE).options("-dlto").build();
+    Messages.assertNames(
+        assertThrows(
+            IllegalArgumentException.class, () -> KernelCompiler.compile(linked, "compute_90")),
+        "neither a cubin nor PTX",
+        "-dlto");
+  }
+
+  @Test
+  void aCubinThatWasCutOffIsRefused() {
+    byte[] whole = compile(SCALE).toBytes();
+    assertEquals(90, KernelImage.of(whole).architecture());
+    for (int length : new int[] {whole.length - 1, whole.length / 2, 64}) {
+      byte[] cut = Arrays.copyOf(whole, length);
+      Messages.assertNames(
+          assertThrows(IllegalArgumentException.class, () -> KernelImage.of(cut)),
+          "cubin of " + length + " bytes",
+          "cut off");
+    }
   }
 
   @ParameterizedTest

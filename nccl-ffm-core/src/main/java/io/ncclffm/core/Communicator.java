@@ -8,6 +8,7 @@ import static java.lang.foreign.ValueLayout.JAVA_LONG;
 import io.ncclffm.core.bindings.nccl.NcclH;
 import io.ncclffm.core.bindings.nccl.ncclWaitSignalDesc_t;
 import io.ncclffm.core.internal.Backoff;
+import io.ncclffm.core.internal.LeakReport;
 import io.ncclffm.core.internal.NativeLibraries;
 import java.lang.foreign.Arena;
 import java.lang.foreign.MemoryLayout;

@@ -4,6 +4,7 @@ import static java.lang.foreign.ValueLayout.ADDRESS;
 
 import io.ncclffm.core.bindings.cudart.CudartH;
 import io.ncclffm.core.internal.Backoff;
+import io.ncclffm.core.internal.LeakReport;
 import java.lang.foreign.Arena;
 import java.lang.foreign.MemorySegment;
 import java.time.Duration;

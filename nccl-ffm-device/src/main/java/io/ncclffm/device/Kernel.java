@@ -107,18 +107,22 @@ public final class Kernel {
 
   /** The most that a launch has asked for: it is the kernel's, not the launch's. */
   synchronized void allowShared(int bytes) {
-    module.checkOpen(name);
-    if (bytes <= allowedShared) {
-      return;
+    long use = module.beginUse(name);
+    try {
+      if (bytes <= allowedShared) {
+        return;
+      }
+      int rc =
+          CudartH.cudaKernelSetAttributeForDevice(
+              handle,
+              CudartH.cudaFuncAttributeMaxDynamicSharedMemorySize(),
+              bytes,
+              module.device().ordinal());
+      CudaException.check(rc, bytes + " bytes of shared memory for " + this, module.device());
+      allowedShared = bytes;
+    } finally {
+      module.endUse(use);
     }
-    int rc =
-        CudartH.cudaKernelSetAttributeForDevice(
-            handle,
-            CudartH.cudaFuncAttributeMaxDynamicSharedMemorySize(),
-            bytes,
-            module.device().ordinal());
-    CudaException.check(rc, bytes + " bytes of shared memory for " + this, module.device());
-    allowedShared = bytes;
   }
 
   @Override

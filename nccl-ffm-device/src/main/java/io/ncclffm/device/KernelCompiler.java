@@ -67,13 +67,17 @@ public final class KernelCompiler {
     KernelCache cache = KernelCache.open();
     String key = key(source, options, headers, library, cuda);
     synchronized (UNDER_WAY.computeIfAbsent(key, k -> new Object())) {
-      @Nullable KernelImage known = cache.get(key);
-      if (known != null) {
-        return known;
+      try {
+        @Nullable KernelImage known = cache.get(key);
+        if (known != null) {
+          return known;
+        }
+        KernelImage made = compile(source, options, headers, cuda);
+        cache.put(key, made);
+        return made;
+      } finally {
+        UNDER_WAY.remove(key);
       }
-      KernelImage made = compile(source, options, headers, cuda);
-      cache.put(key, made);
-      return made;
     }
   }
 
@@ -233,9 +237,17 @@ public final class KernelCompiler {
         if (rc != NvrtcH.NVRTC_SUCCESS()) {
           throw failure(source, options, cuda, rc, log);
         }
-        // PTX only where no real architecture was asked for.
-        boolean isPtx = options.stream().anyMatch(o -> o.matches("-.*arch.*=compute_.*"));
-        return new KernelImage(isPtx ? ptx(arena, program) : cubin(arena, program), log, false);
+        byte[] image = cubin(arena, program);
+        if (image.length == 0) { // no real architecture was asked for
+          image = ptx(arena, program);
+        }
+        if (image.length <= 1) { // the 0 at the end
+          throw new IllegalArgumentException(
+              source
+                  + ": its options make neither a cubin nor PTX, which are what can be loaded: "
+                  + String.join(" ", options));
+        }
+        return new KernelImage(image, log, false);
       } finally {
         check(NvrtcH.nvrtcDestroyProgram(out), "nvrtcDestroyProgram");
       }

@@ -3,6 +3,7 @@ package io.ncclffm.device;
 import java.nio.ByteBuffer;
 import java.nio.ByteOrder;
 import java.nio.charset.StandardCharsets;
+import java.util.Locale;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 import org.jspecify.annotations.Nullable;
@@ -46,12 +47,15 @@ public final class KernelImage {
         throw notAnImage("an ELF file of machine " + words.getShort(18) + ", not of a GPU");
       }
       form = Form.CUBIN;
+      // Either of its two tables comes last.
+      requireWhole(Math.max(endOfTable(words, 32, 54), endOfTable(words, 40, 58)));
       // From version 8 of the ABI on, the architecture is in the second byte of the flags.
       int flags = words.getInt(48);
       architecture = bytes[8] >= 8 ? flags >> 8 & 0xff : flags & 0xff;
       ptxVersion = "";
     } else if (bytes.length >= 16 && words.getInt(0) == FATBIN_MAGIC) {
       form = Form.FATBIN;
+      requireWhole(Short.toUnsignedLong(words.getShort(6)) + words.getLong(8));
       architecture = 0;
       ptxVersion = "";
     } else {
@@ -64,6 +68,26 @@ public final class KernelImage {
       form = Form.PTX;
       architecture = Integer.parseInt(target.group(1));
       ptxVersion = version.group(1);
+    }
+  }
+
+  /** Of an ELF file: at which byte it begins, and the size and number of its entries. */
+  private static long endOfTable(ByteBuffer elf, int beginAt, int entriesAt) {
+    int size = Short.toUnsignedInt(elf.getShort(entriesAt));
+    int number = Short.toUnsignedInt(elf.getShort(entriesAt + Short.BYTES));
+    return elf.getLong(beginAt) + (long) size * number;
+  }
+
+  private void requireWhole(long needed) {
+    if (needed < 0 || needed > bytes.length) {
+      throw new IllegalArgumentException(
+          "kernel image: a "
+              + form.name().toLowerCase(Locale.ROOT)
+              + " of "
+              + bytes.length
+              + " bytes, of which its header says that it has "
+              + Long.toUnsignedString(needed)
+              + ": it was cut off");
     }
   }
 

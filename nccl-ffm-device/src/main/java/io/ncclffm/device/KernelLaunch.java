@@ -175,7 +175,6 @@ public final class KernelLaunch {
    */
   public void run(CudaStream stream) {
     CudaDevice device = kernel.module().device();
-    kernel.module().checkOpen(operation);
     if (!gridSet) {
       throw new IllegalStateException(operation + ": no grid was set; call grid and block");
     }
@@ -183,6 +182,7 @@ public final class KernelLaunch {
       throw new IllegalArgumentException(
           operation + ": the " + stream + " belongs to another device than the " + device);
     }
+    long use = kernel.module().beginUse(operation);
     int entered = 0;
     try {
       while (entered < arguments.count()) {
@@ -204,6 +204,7 @@ public final class KernelLaunch {
       while (entered > 0) {
         leave(arguments.owner(--entered));
       }
+      kernel.module().endUse(use);
     }
   }
 

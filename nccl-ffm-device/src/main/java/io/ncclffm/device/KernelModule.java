@@ -7,8 +7,11 @@ import static java.lang.foreign.ValueLayout.JAVA_INT;
 import io.ncclffm.core.Backend;
 import io.ncclffm.core.CudaDevice;
 import io.ncclffm.core.CudaException;
+import io.ncclffm.core.DeadlineException;
 import io.ncclffm.core.UnsupportedByLibraryException;
 import io.ncclffm.core.bindings.cudart.CudartH;
+import io.ncclffm.core.internal.Backoff;
+import io.ncclffm.core.internal.LeakReport;
 import io.ncclffm.core.internal.NativeLibraries;
 import io.ncclffm.core.internal.NativeText;
 import java.io.IOException;
@@ -17,9 +20,11 @@ import java.lang.foreign.Arena;
 import java.lang.foreign.MemorySegment;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.TreeMap;
+import java.util.concurrent.locks.StampedLock;
 
 /**
  * Kernels of one's own on a device ({@code cudaLibrary_t}): loaded from a cubin, a fatbin or PTX,
@@ -35,17 +40,22 @@ import java.util.TreeMap;
  */
 public final class KernelModule implements AutoCloseable {
   private static final int LOG_BYTES = 8192;
+  private static final Duration LAUNCH_TIMEOUT = Duration.ofSeconds(10);
 
   private final CudaDevice device;
   private final MemorySegment library;
   private final String description;
   private final TreeMap<String, Kernel> kernels = new TreeMap<>();
-  private volatile boolean closed;
+  private final LeakReport.Tracker leak;
+  // Read by launches, which are made side by side, and written by the end.
+  private final StampedLock using = new StampedLock();
+  private volatile boolean closed; // written under using
 
   private KernelModule(CudaDevice device, MemorySegment library, String description) {
     this.device = device;
     this.library = library;
     this.description = description;
+    this.leak = LeakReport.track(this, toString());
   }
 
   /** Compiles text for the device and loads it; see the long form. */
@@ -179,7 +189,7 @@ public final class KernelModule implements AutoCloseable {
    * The names of its kernels, in order ({@code cudaLibraryEnumerateKernels}, which is as old as
    * loading is). A kernel that is not {@code extern "C"} has a name like {@code _Z5scalePfi}.
    */
-  public List<String> names() {
+  public synchronized List<String> names() {
     checkOpen("cudaLibraryEnumerateKernels");
     try (Arena arena = Arena.ofConfined()) {
       MemorySegment count = arena.allocate(JAVA_INT);
@@ -243,16 +253,42 @@ public final class KernelModule implements AutoCloseable {
     }
   }
 
+  /** Keeps it from being closed until {@link #endUse}. */
+  long beginUse(String operation) {
+    long stamp = using.readLock();
+    try {
+      checkOpen(operation);
+      return stamp;
+    } catch (IllegalStateException e) {
+      using.unlockRead(stamp);
+      throw e;
+    }
+  }
+
+  void endUse(long stamp) {
+    using.unlockRead(stamp);
+  }
+
   /**
    * Unloads it ({@code cudaLibraryUnload}). Its kernels must have ended, and no graph that holds
-   * one may be launched again.
+   * one may be launched again. Waits for launches that other threads are making.
+   *
+   * @throws DeadlineException if one takes longer than 10 seconds; it is open then
    */
   @Override
   public synchronized void close() {
     if (closed) {
       return;
     }
+    long deadline = Backoff.deadline(LAUNCH_TIMEOUT);
+    long stamp = using.tryWriteLock();
+    for (int round = 0; stamp == 0; round++) {
+      Backoff.pause(round, deadline, "wait for launches of the ", this);
+      stamp = using.tryWriteLock();
+    }
     closed = true;
+    using.unlockWrite(stamp);
+    leak.closed();
     if (!device.isLost()) {
       device.makeCurrent();
       CudaException.check(CudartH.cudaLibraryUnload(library), "cudaLibraryUnload", device);

@@ -1,4 +1,4 @@
-package io.ncclffm.core;
+package io.ncclffm.core.internal;
 
 import java.lang.ref.Cleaner;
 import java.util.concurrent.atomic.AtomicBoolean;
@@ -8,21 +8,21 @@ import org.jspecify.annotations.Nullable;
  * Tells of handles that were dropped without being closed, and where they were made. The cleaner
  * thread only logs: a CUDA or NCCL call on it could block it, or come after the driver's end.
  */
-final class LeakReport {
+public final class LeakReport {
   private static final System.Logger LOG = System.getLogger("io.ncclffm");
   private static final Cleaner CLEANER = Cleaner.create();
 
   private LeakReport() {}
 
   /** Follows a handle until {@link Tracker#closed}. */
-  static Tracker track(Object handle, String what) {
+  public static Tracker track(Object handle, String what) {
     Report report = new Report(what, new Throwable("made here"));
     return new Tracker(report, CLEANER.register(handle, report));
   }
 
   /** The handle's side. */
-  record Tracker(Report report, Cleaner.Cleanable cleanable) {
-    void closed() {
+  public record Tracker(Report report, Cleaner.Cleanable cleanable) {
+    public void closed() {
       report.closed.set(true);
       cleanable.clean();
     }
