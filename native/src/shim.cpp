@@ -712,6 +712,10 @@ int ncclFfmFusedRmsNorm(const ncclFfmDevComm *comm, const ncclFfmCall *call, con
                   kOperation, call->count, norm->tokens, norm->hidden);
   }
   if (call->count == 0) return ncclSuccess;
+  if (isZeroCopy(*call) && call->send.peers == call->recv.peers && call->send.offset == call->recv.offset) {
+    return failed(ncclInvalidArgument, "%s: send and recv are the same place of a window: recv holds the residual",
+                  kOperation);
+  }
   const Named send = sendOf(fused.call), recv = recvOf(fused.call);
   const uint64_t bytes = call->count * recv.elementBytes, rowBytes = norm->hidden * recv.elementBytes;
   const Named weight = {"weight", norm->weight, rowBytes, recv.elementBytes};

@@ -466,6 +466,27 @@ void disagreementAndAbsenceAreReported() {
   }
 }
 
+// Block 1 of rank 1 does not come. Every other block waits for it, in the exchange or where blocks meet to clip.
+void blockThatIsMissingWhereTheyClipEndsTheOthers() {
+  constexpr int kBlocks = 2;
+  constexpr uint64_t kCount = 64;
+  World world(2, kChannels, kSlotBytes, 300 * kMs);
+  Buffers<float> gradients(2, kCount, 0);
+  std::vector<Model> models(2, Model(kCount));
+  inThreads(3, [&](int thread) {
+    const int rank = thread / kBlocks, block = thread % kBlocks;
+    const Call call = callOf({2, kBlocks, 1}, kWays[0], gradients, gradients, rank, kCount, ncclAvg);
+    Model &m = models[rank];
+    const Optimizer o = {m.w.data(), m.m.data(), m.v.data(), nullptr, nullptr, 1, 0.1f, 0.9f, 0.9f, 1e-8f, 0, 1.0f};
+    const ncclResult_t result = allReduceUpdate<float>(CoopThread(), world.comm(rank), block, kBlocks, call, o, true);
+    check(result == ncclTimeout, "rank %d, block %d: result %d", rank, block, result);
+  });
+  for (int r = 0; r < 2; ++r) {
+    check(world.status(r).code == ncclTimeout, "rank %d: status %u", r, world.status(r).code);
+    check(models[r] == Model(kCount), "rank %d: a failed update changed the model", r);
+  }
+}
+
 }  // namespace
 }  // namespace ncclffm::test
 
@@ -491,5 +512,6 @@ int main() {
   functorsSeeTheNumberOfTheElement();
   badCallsAreRefusedAndTouchNothing();
   disagreementAndAbsenceAreReported();
+  blockThatIsMissingWhereTheyClipEndsTheOthers();
   return report("fused_test");
 }

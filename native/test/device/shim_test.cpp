@@ -463,6 +463,9 @@ void badFusedCallsAreRefusedWithATextAndLaunchNothing() {
   norm("weight 0x200000 and recvbuff", [](ncclFfmCall &c, ncclFfmRmsNorm &n) { n.weight = c.recvbuff; });
   norm("out 0x200000 and recvbuff", [](ncclFfmCall &c, ncclFfmRmsNorm &n) { n.out = c.recvbuff; });
   norm("out 0x100004 and sendbuff", [](ncclFfmCall &, ncclFfmRmsNorm &n) { n.out = at((1 << 20) + 4); });
+  void *windows[kRanks] = {};
+  norm("send and recv are the same place of a window",
+       [&](ncclFfmCall &c, ncclFfmRmsNorm &) { c.send = c.recv = {windows, 1024, 64}; });
   ncclFfmCall good = goodCall(kAllReduce);
   expect("no norm", ncclFfmFusedRmsNorm(comm, &good, nullptr, nullptr), kBad, "norm is null");
   expect("no call", ncclFfmFusedScaleAllReduceSqrt(comm, nullptr, 2, 1, nullptr), kBad, "call is null");

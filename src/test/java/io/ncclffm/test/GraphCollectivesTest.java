@@ -113,6 +113,71 @@ class GraphCollectivesTest {
     }
   }
 
+  /** First the sum goes to the same buffer, then to another. */
+  private static void assertUpdated(LocalWorld world, Sum inPlace, Sum toOther, RankBuffers to) {
+    CudaGraph[] graphs = new CudaGraph[world.size()];
+    float[] sum = sum(world.size(), 0);
+    try (RankBuffers x = RankBuffers.allocate(world, DataType.FLOAT32, COUNT)) {
+      world.run(
+          rank ->
+              graphs[rank.rank()] =
+                  CudaGraph.capture(
+                      rank.stream(), () -> inPlace.enqueue(rank, x.of(rank), rank.stream())));
+      world.run(
+          rank -> {
+            CudaStream stream = rank.stream();
+            x.of(rank).copyFrom(input(rank.rank(), 0), stream);
+            graphs[rank.rank()].launch(stream);
+            float[] result = new float[COUNT];
+            x.of(rank).copyTo(result, stream);
+            assertArrayEquals(sum, result, "as captured");
+          });
+      world.run(
+          rank ->
+              graphs[rank.rank()].update(
+                  rank.stream(), () -> toOther.enqueue(rank, x.of(rank), rank.stream())));
+      world.run(
+          rank -> {
+            CudaStream stream = rank.stream();
+            x.of(rank).copyFrom(input(rank.rank(), 0), stream);
+            graphs[rank.rank()].launch(stream);
+            float[] result = new float[COUNT];
+            to.of(rank).copyTo(result, stream);
+            assertArrayEquals(sum, result, "updated");
+            x.of(rank).copyTo(result, stream);
+            assertArrayEquals(input(rank.rank(), 0), result, "what is sent");
+          });
+      world.run(rank -> graphs[rank.rank()].close());
+    }
+  }
+
+  @Test
+  void updatedAllReducesGoToOtherBuffers() {
+    try (LocalWorld world = TestRanks.open(2);
+        RankBuffers to = RankBuffers.allocate(world, DataType.FLOAT32, COUNT)) {
+      assertUpdated(
+          world,
+          (rank, x, stream) -> rank.communicator().allReduce(x, x, ReduceOp.SUM, stream),
+          (rank, x, stream) -> rank.communicator().allReduce(x, to.of(rank), ReduceOp.SUM, stream),
+          to);
+    }
+  }
+
+  @Test
+  void updatedDeviceAllReducesGoToOtherBuffers() {
+    TestRanks.assumeShim();
+    DeviceCommunicator[] comms = new DeviceCommunicator[2];
+    try (LocalWorld world = TestRanks.open(2);
+        RankBuffers to = RankBuffers.allocate(world, DataType.FLOAT32, COUNT)) {
+      world.run(r -> comms[r.rank()] = DeviceCommunicator.create(r.communicator()));
+      assertUpdated(
+          world,
+          (rank, x, stream) -> comms[rank.rank()].allReduce(x, x, ReduceOp.SUM, stream),
+          (rank, x, stream) -> comms[rank.rank()].allReduce(x, to.of(rank), ReduceOp.SUM, stream),
+          to);
+    }
+  }
+
   @Test
   void checkedLaunchesCanBeCaptured() {
     TestRanks.assumeShim();
