@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Runs the demo or the tests of nccl-ffm from this folder. The host needs an NVIDIA driver, libcudart and libnccl.
+# Runs the demo, the doctor or the tests of nccl-ffm from this folder. The host needs an NVIDIA driver, libcudart and libnccl.
 set -euo pipefail
 
 usage() {
   cat <<'END'
 usage: run.sh demo [ARGUMENT...]   the demo: --ranks N, --processes ...
+       run.sh doctor [ARGUMENT...] what is wrong with this machine, and what helps: --json, --no-self-test ...
        run.sh test [ARGUMENT...]   the tests; arguments as of JUnit's console launcher, for example -c CLASS
 
 environment:
@@ -59,7 +60,7 @@ stop_mps() {
 
 command=${1:-}
 case $command in
-  demo | test) shift ;;
+  demo | doctor | test) shift ;;
   *)
     usage >&2
     exit 2
@@ -68,5 +69,6 @@ esac
 [[ ${NCCLFFM_MPS:-} != 1 ]] || start_mps
 case $command in
   demo) java io.ncclffm.benchmarks.Demo "$@" ;;
+  doctor) java io.ncclffm.device.doctor.Doctor "$@" ;;
   test) tests "$@" ;;
 esac

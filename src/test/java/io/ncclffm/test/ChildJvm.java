@@ -26,6 +26,7 @@ final class ChildJvm implements AutoCloseable {
     private final Map<String, String> properties = new TreeMap<>();
     private final List<String> options = new ArrayList<>();
     private final ProcessBuilder process = new ProcessBuilder();
+    private boolean nativeAccess = true;
 
     private Setup(Class<?> main, String... arguments) {
       // The environment as this JVM was started with, not as it was changed for a shared GPU since.
@@ -55,6 +56,12 @@ final class ChildJvm implements AutoCloseable {
       return this;
     }
 
+    /** Without --enable-native-access. */
+    Setup withoutNativeAccess() {
+      nativeAccess = false;
+      return this;
+    }
+
     /** Takes away all that says which backend and which libraries to take. */
     Setup withoutLibrarySettings() {
       for (String name : List.of("backend", "cudart", "nccl", "shim")) {
@@ -67,7 +74,9 @@ final class ChildJvm implements AutoCloseable {
     ChildJvm start() {
       List<String> command = process.command();
       command.add(Path.of(System.getProperty("java.home"), "bin", "java").toString());
-      command.add("--enable-native-access=ALL-UNNAMED");
+      if (nativeAccess) {
+        command.add("--enable-native-access=ALL-UNNAMED");
+      }
       // Short lives: no time for the optimising compiler, no threads for the collector.
       command.add("-XX:TieredStopAtLevel=1");
       command.add("-XX:+UseSerialGC");

@@ -38,6 +38,21 @@ public record AlignmentReport(
   }
 
   /**
+   * Of elements that begin some bytes behind the begin of an allocation or of a window.
+   *
+   * @param byteOffset in bytes, not negative
+   * @param inWindow whether it is a window
+   * @throws IllegalArgumentException if the count or the offset is negative
+   */
+  public static AlignmentReport of(DataType type, long count, long byteOffset, boolean inWindow) {
+    if (count < 0 || byteOffset < 0) {
+      throw new IllegalArgumentException(
+          count + " elements at byte " + byteOffset + ": must not be negative");
+    }
+    return of(byteOffset, count, type, inWindow ? byteOffset : NO_WINDOW);
+  }
+
+  /**
    * @param windowOffset in bytes, or {@link #NO_WINDOW}
    */
   static AlignmentReport of(long address, long count, DataType type, long windowOffset) {

@@ -83,6 +83,17 @@ final class LibrarySearch {
         return found;
       }
     }
+    return findOnDisk(sonames);
+  }
+
+  /** Finds a library of the system as if the process had none mapped, for a diagnosis. */
+  @Nullable Library findInstalled(List<String> sonames) {
+    @Nullable Library found = findNamedByUser();
+    return found != null || namedByUser ? found : findOnDisk(sonames);
+  }
+
+  private @Nullable Library findOnDisk(List<String> sonames) {
+    @Nullable Library found;
     for (String soname : sonames) {
       found = accept("soname", soname, Libc.open(soname));
       if (found != null) {
@@ -194,6 +205,11 @@ final class LibrarySearch {
             + "=FILE, or "
             + otherRemedy
             + ".");
+  }
+
+  /** What did not work, one line each. */
+  List<String> attempts() {
+    return List.copyOf(attempts);
   }
 
   /** One line for the log. */

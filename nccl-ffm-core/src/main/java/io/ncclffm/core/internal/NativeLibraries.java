@@ -153,6 +153,27 @@ public final class NativeLibraries {
   private static final List<String> NVRTC_SONAMES =
       List.of("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so");
 
+  /**
+   * How a library of the system is found, whether it is in use or not.
+   *
+   * @param found the file, or null
+   * @param attempts what did not work before that, with the system's reasons
+   */
+  public record Search(String library, @Nullable String found, List<String> attempts) {}
+
+  /** Searches anew for libcudart and libnccl, for a diagnosis: what is found is opened. */
+  public static List<Search> searches() {
+    LibrarySearch cudart = LibrarySearch.cudart();
+    LibrarySearch nccl = LibrarySearch.nccl();
+    return List.of(
+        new Search("libcudart", fileOf(cudart.findInstalled(CUDART_SONAMES)), cudart.attempts()),
+        new Search("libnccl", fileOf(nccl.findInstalled(NCCL_SONAMES)), nccl.attempts()));
+  }
+
+  private static @Nullable String fileOf(@Nullable Library library) {
+    return library == null ? null : library.file() + " [" + library.origin() + "]";
+  }
+
   private static Library openCudart() {
     LibrarySearch search = LibrarySearch.cudart();
     @Nullable Library cudart = search.find(CUDART_SONAMES);

@@ -1,0 +1,147 @@
+package io.ncclffm.device.doctor;
+
+import io.ncclffm.core.DeviceSharing;
+import io.ncclffm.core.UnsupportedByLibraryException;
+import io.ncclffm.core.Versions;
+import io.ncclffm.core.internal.CEnvironment;
+import java.io.IOException;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.function.Supplier;
+import org.jspecify.annotations.Nullable;
+
+/**
+ * Looks at all that this library needs of a machine and of a process, and tells what is wrong and
+ * what helps; see docs/doctor.md.
+ *
+ * <p>Exit status: 0 without an error among the findings, 1 with one, 2 if the arguments are wrong.
+ */
+public final class Doctor {
+  private static final int WRONG_USAGE = 2;
+  private static final int RANKS = 2;
+  private static final String USAGE =
+      """
+      usage: Doctor [--json] [--no-self-test]    this machine and this process
+             Doctor [--json] [--buffer TYPE,COUNT,OFFSET[,window]]... [--queue FILE]...
+                                                 alignment of a buffer, OFFSET in bytes; the
+                                                 snapshots of a task queue in a file
+      """;
+
+  private final Report report = new Report();
+  private boolean json;
+  private boolean selfTest = true;
+
+  private Doctor() {}
+
+  public static void main(String[] arguments) {
+    Doctor doctor = new Doctor();
+    try {
+      if (!doctor.read(arguments)) {
+        doctor.examine();
+      }
+    } catch (IllegalArgumentException | IOException e) {
+      System.err.println(e + "\n" + USAGE);
+      System.exit(WRONG_USAGE);
+    }
+    System.out.print(doctor.json ? doctor.report.json() : doctor.report.text());
+    System.out.flush();
+    // Not exit: what hangs in a driver would hang in its exit handlers, too.
+    Runtime.getRuntime().halt(doctor.report.exitStatus());
+  }
+
+  /** Whether the arguments name buffers or files, which have been looked at then. */
+  private boolean read(String[] arguments) throws IOException {
+    List<Finding> buffers = new ArrayList<>();
+    List<Finding> queues = new ArrayList<>();
+    for (int i = 0; i < arguments.length; i++) {
+      switch (arguments[i]) {
+        case "--json":
+          json = true;
+          break;
+        case "--no-self-test":
+          selfTest = false;
+          break;
+        case "--buffer":
+          buffers.add(BufferCheck.of(value(arguments, ++i)));
+          break;
+        case "--queue":
+          queues.addAll(QueueReader.read(Files.readString(Path.of(value(arguments, ++i)))));
+          break;
+        default:
+          throw new IllegalArgumentException("unknown argument " + arguments[i]);
+      }
+    }
+    if (!buffers.isEmpty()) {
+      report.add("buffers", buffers);
+    }
+    if (!queues.isEmpty()) {
+      report.add("task queue", queues);
+    }
+    return !buffers.isEmpty() || !queues.isEmpty();
+  }
+
+  private static String value(String[] arguments, int i) {
+    if (i == arguments.length) {
+      throw new IllegalArgumentException(arguments[i - 1] + " needs a value");
+    }
+    return arguments[i];
+  }
+
+  private void examine() {
+    section("Java", "java", JavaCheck::run);
+    section("environment", "environment", EnvironmentCheck::run);
+    section("system", "system", SystemCheck::run);
+    // Ranks that share a GPU must be prepared for before anything is loaded.
+    int ranks = selfTest ? prepare() : 0;
+    LibraryCheck.Loading loading = LibraryCheck.Loading.attempt();
+    @Nullable Versions versions = loading.versions();
+    section("libraries", "library", () -> LibraryCheck.run(loading));
+    section("GPUs", "gpu", () -> GpuCheck.run(versions));
+    if (versions == null || ranks == 0) {
+      String why = selfTest ? "there is nothing that it could run on" : "left out";
+      report.add("self-test", List.of(Finding.info("self-test.skipped", why)));
+    } else {
+      section("self-test", "self-test", () -> SelfTest.run(versions, ranks));
+    }
+  }
+
+  /** How many ranks the self-test can have. */
+  private int prepare() {
+    try {
+      if (json && System.getenv("NCCL_DEBUG") != null) {
+        CEnvironment.setIfUnset("NCCL_DEBUG_FILE", "/dev/stderr");
+      }
+      DeviceSharing.prepare(RANKS, RANKS);
+      return RANKS;
+    } catch (UnsupportedByLibraryException | IllegalStateException e) {
+      report.add(
+          "self-test",
+          List.of(
+              Finding.warning(
+                  "self-test.ranks",
+                  "one rank only: " + e.getMessage(),
+                  "two GPUs, or NCCL 2.30.3 or later, of which ranks may share a GPU")));
+      return 1;
+    } catch (RuntimeException | LinkageError e) {
+      return 0; // the section of the libraries tells
+    }
+  }
+
+  /** A check that fails is a finding, too: the others go on. */
+  private void section(String name, String id, Supplier<List<Finding>> check) {
+    List<Finding> findings;
+    try {
+      findings = check.get();
+    } catch (RuntimeException | LinkageError e) {
+      findings =
+          List.of(
+              Finding.error(
+                  id + ".failed",
+                  "the check itself failed: " + e,
+                  "mend the other errors first; then report it with this text"));
+    }
+    report.add(name, findings);
+  }
+}

@@ -1,0 +1,161 @@
+package io.ncclffm.test;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import io.ncclffm.device.doctor.Doctor;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.regex.Matcher;
+import java.util.regex.Pattern;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.io.TempDir;
+
+/** The doctor as users start it, in processes in which something is wrong. */
+class DoctorTest {
+  private static final Duration TIMEOUT = Duration.ofSeconds(100);
+  private static final Pattern FINDING =
+      Pattern.compile(
+          "\\{\"section\":\"([^\"]*)\",\"id\":\"([^\"]*)\",\"severity\":\"([A-Z]+)\","
+              + "\"seen\":\"((?:[^\"\\\\]|\\\\.)*)\",\"remedy\":\"((?:[^\"\\\\]|\\\\.)*)\"}");
+
+  @TempDir private Path folder;
+
+  private record Seen(String id, String severity, String seen, String remedy) {}
+
+  private record Result(int status, String output, List<Seen> findings) {
+    Seen finding(String id) {
+      return findings.stream()
+          .filter(f -> f.id.equals(id))
+          .findFirst()
+          .orElseThrow(() -> new AssertionError("no finding " + id + " in:\n" + output));
+    }
+
+    void assertSevere(String id, String severity, String seen, String remedy) {
+      Seen finding = finding(id);
+      assertEquals(severity, finding.severity, finding::toString);
+      assertTrue(finding.seen.contains(seen), finding::toString);
+      assertTrue(finding.remedy.contains(remedy), finding::toString);
+    }
+  }
+
+  private static ChildJvm.Setup doctor(String... arguments) {
+    return ChildJvm.of(Doctor.class, arguments);
+  }
+
+  private static ChildJvm.Setup looking() {
+    return doctor("--json", "--no-self-test").withoutLibrarySettings();
+  }
+
+  /** Runs it with --json; the whole object must be findings and nothing else. */
+  private static Result run(ChildJvm.Setup setup) throws InterruptedException {
+    try (ChildJvm child = setup.start()) {
+      int status = child.exitStatus(TIMEOUT);
+      String output = child.output();
+      String begin = "{\"exitStatus\":" + status + ",\"findings\":[\n";
+      int at = output.indexOf(begin);
+      assertTrue(at >= 0, output);
+      String json = output.substring(at + begin.length());
+      List<Seen> findings = new ArrayList<>();
+      Matcher matcher = FINDING.matcher(json);
+      while (matcher.lookingAt()) {
+        findings.add(
+            new Seen(matcher.group(2), matcher.group(3), matcher.group(4), matcher.group(5)));
+        int next = json.startsWith(",\n", matcher.end()) ? matcher.end() + 2 : matcher.end();
+        matcher.region(next, json.length());
+      }
+      assertTrue(json.startsWith("]}", matcher.regionStart()), output);
+      return new Result(status, output, findings);
+    }
+  }
+
+  @Test
+  void selfTestOfEveryRoute() throws Exception {
+    TestRanks.assumeShim();
+    Result result = run(doctor("--json"));
+    assertEquals(0, result.status, result.output);
+    for (String route : List.of("host", "windows", "device", "task")) {
+      assertEquals("OK", result.finding("self-test." + route).severity, result.output);
+    }
+    assertEquals("OK", result.finding("device-api").severity, result.output);
+  }
+
+  @Test
+  void withoutGpu() throws Exception {
+    TestRanks.assumeCpu("hides the GPUs");
+    // Also where libraries for GPUs are installed.
+    Result result = run(looking().environment("CUDA_VISIBLE_DEVICES", "-1"));
+    result.assertSevere("library.backend", "WARNING", "cpu, no ", "an NVIDIA driver");
+    result.assertSevere("environment.CUDA_VISIBLE_DEVICES", "ERROR", "-1", "unset it");
+    assertEquals(1, result.status, result.output);
+  }
+
+  @Test
+  void wrongPathOfALibrary() throws Exception {
+    Path missing = folder.resolve("libnccl.so.2");
+    Result result = run(looking().property("ncclffm.nccl", missing));
+    assertEquals(1, result.status, result.output);
+    result.assertSevere("library.load", "ERROR", missing + ": no such file", "-Dncclffm.nccl");
+    assertTrue(result.finding("self-test.skipped").seen.contains("left out"), result.output);
+  }
+
+  private ChildJvm.Setup copies(Path folder) throws Exception {
+    TestRanks.assumeCpu("copies of the CPU backend play the libraries");
+    return looking()
+        .property("ncclffm.backend", "cuda")
+        .property("ncclffm.cudart", CpuLibrary.copyTo(folder.resolve("a"), "libcudart.so.13"))
+        .property("ncclffm.nccl", CpuLibrary.copyTo(folder.resolve("b"), "libnccl.so.2"))
+        .property("ncclffm.shim", CpuLibrary.copyTo(folder.resolve("c"), "libncclffm_cuda.so"));
+  }
+
+  @Test
+  void twoCopiesOfNccl() throws Exception {
+    assertTrue(
+        run(copies(folder.resolve("one"))).findings.stream()
+            .noneMatch(f -> f.id.equals("library.duplicate")),
+        "a duplicate, where there is one copy");
+    Path other = CpuLibrary.copyTo(folder.resolve("d"), "libnccl.so.2");
+    Result result = run(copies(folder.resolve("two")).environment("LD_PRELOAD", other));
+    result.assertSevere("library.duplicate", "WARNING", other.toString(), "-Dncclffm.nccl=FILE");
+  }
+
+  @Test
+  void oldNccl() throws Exception {
+    Result result = run(copies(folder).environment("NCCLFFM_CPU_NCCL_VERSION", "21805"));
+    assertEquals(1, result.status, result.output);
+    result.assertSevere("library.load", "ERROR", "loaded 2.18.5", "newer NCCL");
+  }
+
+  @Test
+  void withoutNativeAccess() throws Exception {
+    Result result = run(looking().withoutNativeAccess().property("ncclffm.backend", "cpu"));
+    String flag = "start java with --enable-native-access=ALL-UNNAMED";
+    result.assertSevere("java.native-access", "WARNING", "not enabled", flag);
+    Result denied = run(looking().withoutNativeAccess().option("--illegal-native-access=deny"));
+    assertEquals(1, denied.status, denied.output);
+    assertTrue(
+        denied.findings.stream().anyMatch(f -> f.severity.equals("ERROR") && f.remedy.equals(flag)),
+        denied.output);
+  }
+
+  @Test
+  void statusAndTextOfTheOtherUses() throws Exception {
+    Path text = Files.writeString(folder.resolve("queue"), "no snapshot");
+    assertStatus(2, "unknown argument --nothing", "--nothing");
+    assertStatus(2, "--queue needs a value", "--queue");
+    assertStatus(2, "no-such-file", "--queue", folder.resolve("no-such-file").toString());
+    assertStatus(1, "ERROR   queue.format", "--queue", text.toString());
+    assertStatus(0, "OK      buffer.alignment", "--buffer", "float32,1024,128,window");
+  }
+
+  private static void assertStatus(int status, String text, String... arguments)
+      throws InterruptedException {
+    try (ChildJvm child = doctor(arguments).start()) {
+      assertEquals(status, child.exitStatus(TIMEOUT), child.output());
+      assertTrue(child.output().contains(text), child.output());
+    }
+  }
+}
