@@ -121,6 +121,7 @@ final class EnvironmentCheck {
           "NCCLFFM_KERNEL_CACHE",
           "NCCLFFM_MPS",
           "NCCLFFM_NCCL",
+          "NCCLFFM_NVRTC",
           "NCCLFFM_PORT",
           "NCCLFFM_PROTO",
           "NCCLFFM_SECRET",
