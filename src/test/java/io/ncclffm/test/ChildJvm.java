@@ -56,6 +56,12 @@ final class ChildJvm implements AutoCloseable {
       return this;
     }
 
+    /** Started by another program, of which the command of the JVM is the last argument. */
+    Setup behind(List<String> program) {
+      process.command().addAll(program);
+      return this;
+    }
+
     /** Without --enable-native-access. */
     Setup withoutNativeAccess() {
       nativeAccess = false;

@@ -13,6 +13,7 @@ import java.nio.file.StandardCopyOption;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Locale;
+import java.util.Set;
 import org.jspecify.annotations.Nullable;
 
 /**
@@ -83,20 +84,31 @@ final class LibrarySearch {
         return found;
       }
     }
-    return findOnDisk(sonames);
+    return findOnDisk(sonames, Set.of());
   }
 
-  /** Finds a library of the system as if the process had none mapped, for a diagnosis. */
-  @Nullable Library findInstalled(List<String> sonames) {
-    @Nullable Library found = findNamedByUser();
-    return found != null || namedByUser ? found : findOnDisk(sonames);
+  /**
+   * For a diagnosis: every copy that the process has mapped or that can be found, whatever the user
+   * named, and by which rule.
+   */
+  List<String> findAll(List<String> sonames) {
+    Set<String> known = ProcessMaps.read().filesNamed(filePrefix);
+    List<String> all = new ArrayList<>();
+    known.forEach(file -> all.add(file + " [mapped in this process]"));
+    for (@Nullable Library other = findOnDisk(sonames, known);
+        other != null;
+        other = findOnDisk(sonames, known)) {
+      known.add(other.file());
+      all.add(other.file() + " [" + other.origin() + "]");
+    }
+    return all;
   }
 
-  private @Nullable Library findOnDisk(List<String> sonames) {
+  private @Nullable Library findOnDisk(List<String> sonames, Set<String> except) {
     @Nullable Library found;
     for (String soname : sonames) {
       found = accept("soname", soname, Libc.open(soname));
-      if (found != null) {
+      if (found != null && !except.contains(found.file())) {
         return found;
       }
     }
@@ -105,7 +117,7 @@ final class LibrarySearch {
         Path file = folder.resolve(soname);
         if (Files.exists(file)) {
           found = accept("package folder", file.toString(), Libc.open(file.toString()));
-          if (found != null) {
+          if (found != null && !except.contains(found.file())) {
             return found;
           }
         }
@@ -209,7 +221,7 @@ final class LibrarySearch {
 
   /** What did not work, one line each. */
   List<String> attempts() {
-    return List.copyOf(attempts);
+    return attempts.stream().distinct().toList();
   }
 
   /** One line for the log. */

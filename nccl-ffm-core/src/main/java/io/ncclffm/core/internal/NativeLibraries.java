@@ -137,7 +137,13 @@ public final class NativeLibraries {
     int devices = deviceCount(cudart);
     if (devices <= 0) {
       return openCpu(
-          devices == 0 ? "no GPU" : "no GPU: cudaGetDeviceCount gave CUDA error " + -devices);
+          devices == 0
+              ? "no GPU"
+              : "no GPU: cudaGetDeviceCount gave CUDA error "
+                  + -devices
+                  + " ("
+                  + errorText(cudart, -devices)
+                  + ")");
     }
     String found = devices + (devices == 1 ? " GPU" : " GPUs") + " found";
     if (nccl == null) {
@@ -154,24 +160,22 @@ public final class NativeLibraries {
       List.of("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so");
 
   /**
-   * How a library of the system is found, whether it is in use or not.
+   * What there is of a library, in use or not.
    *
-   * @param found the file, or null
-   * @param attempts what did not work before that, with the system's reasons
+   * @param found each file, and by which rule it is found
+   * @param attempts what did not work, with the system's reasons
    */
-  public record Search(String library, @Nullable String found, List<String> attempts) {}
+  public record Search(String library, List<String> found, List<String> attempts) {}
 
-  /** Searches anew for libcudart and libnccl, for a diagnosis: what is found is opened. */
+  /** Searches for libcudart and libnccl, for a diagnosis: what is found is opened. */
   public static List<Search> searches() {
-    LibrarySearch cudart = LibrarySearch.cudart();
-    LibrarySearch nccl = LibrarySearch.nccl();
     return List.of(
-        new Search("libcudart", fileOf(cudart.findInstalled(CUDART_SONAMES)), cudart.attempts()),
-        new Search("libnccl", fileOf(nccl.findInstalled(NCCL_SONAMES)), nccl.attempts()));
+        search("libcudart", LibrarySearch.cudart(), CUDART_SONAMES),
+        search("libnccl", LibrarySearch.nccl(), NCCL_SONAMES));
   }
 
-  private static @Nullable String fileOf(@Nullable Library library) {
-    return library == null ? null : library.file() + " [" + library.origin() + "]";
+  private static Search search(String name, LibrarySearch search, List<String> sonames) {
+    return new Search(name, search.findAll(sonames), search.attempts());
   }
 
   private static Library openCudart() {
@@ -252,6 +256,20 @@ public final class NativeLibraries {
       return callIntOut(cudart, "cudaGetDeviceCount");
     } catch (ProbeFailure e) {
       return -e.code;
+    }
+  }
+
+  @SuppressWarnings("restricted")
+  private static String errorText(Library cudart, int code) {
+    MethodHandle handle =
+        Linker.nativeLinker()
+            .downcallHandle(
+                cudart.find("cudaGetErrorString").orElseThrow(),
+                FunctionDescriptor.of(ADDRESS, JAVA_INT));
+    try {
+      return NativeText.copy((MemorySegment) handle.invokeExact(code));
+    } catch (Throwable t) {
+      throw NativeText.rethrow(t);
     }
   }
 

@@ -1,15 +1,23 @@
 package io.ncclffm.device.doctor;
 
 import io.ncclffm.core.DeviceSharing;
+import io.ncclffm.core.Nccl;
 import io.ncclffm.core.UnsupportedByLibraryException;
 import io.ncclffm.core.Versions;
 import io.ncclffm.core.internal.CEnvironment;
 import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.time.Duration;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.List;
-import java.util.function.Supplier;
+import java.util.concurrent.Callable;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.FutureTask;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
+import java.util.stream.Collectors;
 import org.jspecify.annotations.Nullable;
 
 /**
@@ -29,7 +37,14 @@ public final class Doctor {
                                                  snapshots of a task queue in a file
       """;
 
+  private static final Duration PATIENCE = Duration.ofMinutes(2);
+
+  /** Each of its routes has a deadline of its own. */
+  private static final Duration SELF_TEST_PATIENCE = Duration.ofMinutes(10);
+
   private final Report report = new Report();
+  private volatile @Nullable Versions versions;
+  private volatile int ranks;
   private boolean json;
   private boolean selfTest = true;
 
@@ -93,22 +108,29 @@ public final class Doctor {
     section("Java", "java", JavaCheck::run);
     section("environment", "environment", EnvironmentCheck::run);
     section("system", "system", SystemCheck::run);
-    // Ranks that share a GPU must be prepared for before anything is loaded.
-    int ranks = selfTest ? prepare() : 0;
-    LibraryCheck.Loading loading = LibraryCheck.Loading.attempt();
-    @Nullable Versions versions = loading.versions();
-    section("libraries", "library", () -> LibraryCheck.run(loading));
+    section("libraries", "library", this::load);
     section("GPUs", "gpu", () -> GpuCheck.run(versions));
-    if (versions == null || ranks == 0) {
-      String why = selfTest ? "there is nothing that it could run on" : "left out";
-      report.add("self-test", List.of(Finding.info("self-test.skipped", why)));
-    } else {
-      section("self-test", "self-test", () -> SelfTest.run(versions, ranks));
-    }
+    report.add("self-test", findings("self-test", this::selfTest, SELF_TEST_PATIENCE));
+  }
+
+  private List<Finding> load() {
+    List<Finding> findings = new ArrayList<>();
+    LibraryCheck.Loading loading =
+        LibraryCheck.Loading.of(
+            () -> {
+              if (selfTest) {
+                // Ranks that share a GPU must be prepared for before anything is loaded.
+                ranks = prepare(findings);
+              }
+              return Nccl.versions();
+            });
+    versions = loading.versions();
+    findings.addAll(LibraryCheck.run(loading));
+    return findings;
   }
 
   /** How many ranks the self-test can have. */
-  private int prepare() {
+  private int prepare(List<Finding> findings) {
     try {
       if (json && System.getenv("NCCL_DEBUG") != null) {
         CEnvironment.setIfUnset("NCCL_DEBUG_FILE", "/dev/stderr");
@@ -116,32 +138,52 @@ public final class Doctor {
       DeviceSharing.prepare(RANKS, RANKS);
       return RANKS;
     } catch (UnsupportedByLibraryException | IllegalStateException e) {
-      report.add(
-          "self-test",
-          List.of(
-              Finding.warning(
-                  "self-test.ranks",
-                  "one rank only: " + e.getMessage(),
-                  "two GPUs, or NCCL 2.30.3 or later, of which ranks may share a GPU")));
+      findings.add(
+          Finding.warning(
+              "self-test.ranks",
+              "one rank only: " + e.getMessage(),
+              "two GPUs, or NCCL 2.30.3 or later, of which ranks may share a GPU"));
       return 1;
-    } catch (RuntimeException | LinkageError e) {
-      return 0; // the section of the libraries tells
     }
   }
 
-  /** A check that fails is a finding, too: the others go on. */
-  private void section(String name, String id, Supplier<List<Finding>> check) {
-    List<Finding> findings;
-    try {
-      findings = check.get();
-    } catch (RuntimeException | LinkageError e) {
-      findings =
-          List.of(
-              Finding.error(
-                  id + ".failed",
-                  "the check itself failed: " + e,
-                  "mend the other errors first; then report it with this text"));
+  private List<Finding> selfTest() {
+    @Nullable Versions loaded = versions;
+    if (loaded == null || !selfTest) {
+      String why = selfTest ? "there is nothing that it could run on" : "left out";
+      return List.of(Finding.info("self-test.skipped", why));
     }
-    report.add(name, findings);
+    return SelfTest.run(loaded, ranks);
+  }
+
+  private void section(String name, String id, Callable<List<Finding>> check) {
+    report.add(name, findings(id, check, PATIENCE));
+  }
+
+  /** A check that fails, or does not come back from a driver, is a finding: the others go on. */
+  static List<Finding> findings(String id, Callable<List<Finding>> check, Duration patience) {
+    FutureTask<List<Finding>> task = new FutureTask<>(check);
+    Thread thread = Thread.ofPlatform().daemon().name("doctor, " + id).start(task);
+    try {
+      return task.get(patience.toMillis(), TimeUnit.MILLISECONDS);
+    } catch (TimeoutException | InterruptedException e) {
+      return List.of(
+          Finding.error(
+              id + ".hangs",
+              "no answer within "
+                  + patience.toSeconds()
+                  + " s, at\n"
+                  + Arrays.stream(thread.getStackTrace())
+                      .map(frame -> "  " + frame)
+                      .collect(Collectors.joining("\n")),
+              "look whether nvidia-smi answers, and into dmesg for lines with NVRM and Xid; a"
+                  + " driver that does not answer takes a reset of the GPU or a reboot"));
+    } catch (ExecutionException e) {
+      return List.of(
+          Finding.error(
+              id + ".failed",
+              "the check itself failed: " + e.getCause(),
+              "mend the other errors first; then report it with this text"));
+    }
   }
 }

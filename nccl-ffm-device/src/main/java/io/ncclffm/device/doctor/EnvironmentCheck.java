@@ -128,6 +128,9 @@ final class EnvironmentCheck {
           "NCCLFFM_SECRET_FILE",
           "NCCLFFM_SHIM");
 
+  /** What the system's dynamic loader reads. */
+  private static final List<String> LOADER = List.of("LD_LIBRARY_PATH", "LD_PRELOAD");
+
   private EnvironmentCheck() {}
 
   static List<Finding> run() {
@@ -165,7 +168,7 @@ final class EnvironmentCheck {
     new TreeMap<>(environment)
         .forEach(
             (name, value) -> {
-              if (name.startsWith("NCCL") || name.startsWith("CUDA_")) {
+              if (name.startsWith("NCCL") || name.startsWith("CUDA_") || LOADER.contains(name)) {
                 findings.addAll(judge(name, value, where));
               }
             });

@@ -23,6 +23,8 @@ final class GpuCheck {
   private static final int OLDEST_CAPABILITY = 80;
   private static final int COMPUTE_MODE_PROHIBITED = 2;
   private static final int COMPUTE_MODE_EXCLUSIVE_PROCESS = 3;
+  private static final int POSIX_FILE_DESCRIPTOR = 1;
+  private static final int FABRIC = 8;
   private static final long MIB = 1 << 20;
 
   private GpuCheck() {}
@@ -141,7 +143,9 @@ final class GpuCheck {
             + " multiprocessors, "
             + memory(device)
             + ", IPC "
-            + (device.attribute(CudartH.cudaDevAttrIpcEventSupport()) != 0 ? "yes" : "no");
+            + (device.attribute(CudartH.cudaDevAttrIpcEventSupport()) != 0 ? "yes" : "no")
+            + ", cuMem memory shared by "
+            + handleTypes(device.attribute(CudartH.cudaDevAttrMemoryPoolSupportedHandleTypes()));
     findings.add(
         capability >= OLDEST_CAPABILITY
             ? Finding.ok("gpu.device", seen)
@@ -170,6 +174,20 @@ final class GpuCheck {
                   + ")",
               "nvidia-smi -c DEFAULT, or MPS where processes share it"));
     }
+  }
+
+  /**
+   * @param mask of {@code cudaMemAllocationHandleType}
+   */
+  static String handleTypes(int mask) {
+    List<String> types = new ArrayList<>();
+    if ((mask & POSIX_FILE_DESCRIPTOR) != 0) {
+      types.add("file descriptors");
+    }
+    if ((mask & FABRIC) != 0) {
+      types.add("fabric handles");
+    }
+    return types.isEmpty() ? "nothing" : String.join(" and ", types);
   }
 
   private static String memory(CudaDevice device) {

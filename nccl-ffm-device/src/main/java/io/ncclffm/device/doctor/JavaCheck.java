@@ -7,7 +7,6 @@ import java.util.Set;
 
 /** The JDK and how it was started. */
 final class JavaCheck {
-  private static final int OLDEST_JDK = 25;
   private static final Set<String> ARCHITECTURES = Set.of("amd64", "aarch64");
 
   private JavaCheck() {}
@@ -23,19 +22,9 @@ final class JavaCheck {
                 + System.getProperty("java.vendor")
                 + " in "
                 + System.getProperty("java.home")));
-    findings.add(version(Runtime.version().feature()));
     findings.add(platform(System.getProperty("os.name"), System.getProperty("os.arch")));
     findings.add(nativeAccess(Nccl.class.getModule().isNativeAccessEnabled()));
     return findings;
-  }
-
-  static Finding version(int feature) {
-    return feature >= OLDEST_JDK
-        ? Finding.ok("java.feature", "JDK " + feature)
-        : Finding.error(
-            "java.feature",
-            "JDK " + feature + ": this library is compiled for " + OLDEST_JDK,
-            "run it with a JDK " + OLDEST_JDK + " or later");
   }
 
   static Finding platform(String os, String architecture) {

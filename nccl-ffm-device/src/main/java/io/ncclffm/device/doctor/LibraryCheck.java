@@ -2,12 +2,12 @@ package io.ncclffm.device.doctor;
 
 import io.ncclffm.core.Backend;
 import io.ncclffm.core.LibraryVersion;
-import io.ncclffm.core.Nccl;
 import io.ncclffm.core.Versions;
 import io.ncclffm.core.internal.NativeLibraries;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Locale;
+import java.util.function.Supplier;
 import org.jspecify.annotations.Nullable;
 
 /** What is loaded, why that, and whether its parts fit together. */
@@ -19,9 +19,9 @@ final class LibraryCheck {
 
   /** What was loaded, or why nothing was. */
   record Loading(@Nullable Versions versions, @Nullable Throwable failure) {
-    static Loading attempt() {
+    static Loading of(Supplier<Versions> load) {
       try {
-        return new Loading(Nccl.versions(), null);
+        return new Loading(load.get(), null);
       } catch (RuntimeException | LinkageError e) {
         return new Loading(null, e);
       }
@@ -40,17 +40,20 @@ final class LibraryCheck {
     } else if (versions != null) {
       loaded(versions, findings);
     }
-    for (NativeLibraries.Search search : NativeLibraries.searches()) {
-      findings.add(
-          Finding.info(
-              "library.search",
-              search.library()
-                  + (search.found() == null ? ": not found" : ": " + search.found())
-                  + (search.attempts().isEmpty()
-                      ? ""
-                      : "; tried before that:\n" + String.join("\n", search.attempts()))));
+    // Not beside a working NCCL: a search opens what it finds.
+    if (versions == null || versions.backend() == Backend.CPU) {
+      NativeLibraries.searches().forEach(search -> findings.add(onThisMachine(search)));
     }
     return findings;
+  }
+
+  private static Finding onThisMachine(NativeLibraries.Search search) {
+    return Finding.info(
+        "library.search",
+        search.library()
+            + (search.found().isEmpty()
+                ? ": none on this machine:\n" + String.join("\n", search.attempts())
+                : " on this machine:\n  " + String.join("\n  ", search.found())));
   }
 
   private static boolean isNativeAccessDenied(@Nullable Throwable failure) {

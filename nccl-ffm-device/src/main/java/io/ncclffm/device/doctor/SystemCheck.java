@@ -30,7 +30,10 @@ final class SystemCheck {
     Path shm = Path.of("/dev/shm");
     try {
       FileStore store = Files.getFileStore(shm);
-      findings.add(sharedMemory(shm, store.getTotalSpace(), store.getUsableSpace()));
+      findings.add(
+          Files.isWritable(shm)
+              ? sharedMemory(shm, store.getTotalSpace(), store.getUsableSpace())
+              : noSharedMemory(shm, "not to be written to"));
     } catch (IOException e) {
       findings.add(noSharedMemory(shm, e.toString()));
     }
@@ -43,7 +46,7 @@ final class SystemCheck {
     return Finding.error(
         "system.shm",
         folder + ": " + reason,
-        "mount a tmpfs there; NCCL's ranks of one host meet in it");
+        "mount a tmpfs there that this user may write to; NCCL's ranks of one host meet in it");
   }
 
   static Finding sharedMemory(Path folder, long bytes, long usable) {

@@ -16,9 +16,12 @@ import java.io.IOException;
 import java.nio.file.DirectoryStream;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.time.Duration;
 import java.util.List;
 import java.util.Map;
 import java.util.TreeSet;
+import java.util.concurrent.Callable;
+import java.util.concurrent.CountDownLatch;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 import org.junit.jupiter.api.Test;
@@ -113,8 +116,6 @@ class DoctorChecksTest {
 
   @Test
   void java() {
-    assertSeverity(Severity.ERROR, JavaCheck.version(21));
-    assertSeverity(Severity.OK, JavaCheck.version(26));
     assertSeverity(Severity.ERROR, JavaCheck.platform("Windows 11", "amd64"));
     assertSeverity(Severity.OK, JavaCheck.platform("Linux", "aarch64"));
     assertSeverity(Severity.OK, JavaCheck.nativeAccess(true));
@@ -135,6 +136,13 @@ class DoctorChecksTest {
         LibraryCheck.failed(
             new ExceptionInInitializerError(new IllegalCallerException("Illegal native access")));
     assertEquals("start java with --enable-native-access=ALL-UNNAMED", denied.remedy());
+  }
+
+  @Test
+  void memoryOfTheDeviceIsSharedBy() {
+    assertEquals("nothing", GpuCheck.handleTypes(0));
+    assertEquals("file descriptors", GpuCheck.handleTypes(1));
+    assertEquals("file descriptors and fabric handles", GpuCheck.handleTypes(9));
   }
 
   // ------------------------------------------------------------------ environment
@@ -160,6 +168,7 @@ class DoctorChecksTest {
     "CUDA_VISIBLE_DEVICES,'0,1,0',WARNING",
     "CUDA_VISIBLE_DEVICES,'0,1,10',INFO",
     "NCCL_SOCKET_IFNAME,eth0,INFO",
+    "LD_PRELOAD,/lib/x.so,INFO",
     "NCCLFFM_BACKEND,cpu,INFO"
   })
   void settings(String name, String value, Severity severity) {
@@ -272,6 +281,31 @@ class DoctorChecksTest {
   }
 
   // ------------------------------------------------------------------ report
+
+  @Test
+  void checksThatFailOrHang() {
+    Finding failed =
+        only(
+            Doctor.findings(
+                "gpu",
+                () -> {
+                  throw new IllegalStateException("no such thing");
+                },
+                Duration.ofMinutes(1)));
+    assertEquals("gpu.failed", failed.id());
+    assertTrue(failed.seen().contains("no such thing"), failed::toString);
+
+    CountDownLatch never = new CountDownLatch(1);
+    Callable<List<Finding>> hanging =
+        () -> {
+          never.await();
+          return List.of();
+        };
+    Finding hung = only(Doctor.findings("gpu", hanging, Duration.ofMillis(50)));
+    assertEquals("gpu.hangs", hung.id());
+    assertSeverity(Severity.ERROR, hung);
+    assertTrue(hung.seen().contains("CountDownLatch.await"), hung::toString);
+  }
 
   @Test
   void reportInBothForms() {
