@@ -34,7 +34,9 @@ __global__ void __launch_bounds__(kThreadsPerBlock)
   produceBuckets(CoopBlock(), queue, buckets, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
 }
 
-__global__ void __launch_bounds__(kThreadsPerBlock)
+constexpr int kIteratingThreads = kThreadsPerBlock + kHandingThreads;
+
+__global__ void __launch_bounds__(kIteratingThreads)
     iterateKernel(const __grid_constant__ ncclFfmTaskQueue queue, const __grid_constant__ ncclFfmTaskOverlap overlap) {
   if (queue.nLanes == 0) return;
   produceIterations(CoopBlock(), queue, overlap, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
@@ -79,7 +81,7 @@ Failure launch(const BucketsLaunch &launch) {
 }
 
 Failure launch(const OverlapLaunch &launch) {
-  iterateKernel<<<launch.blocks, kThreadsPerBlock, 0, streamOf(launch.stream)>>>(launch.queue, launch.overlap);
+  iterateKernel<<<launch.blocks, kIteratingThreads, 0, streamOf(launch.stream)>>>(launch.queue, launch.overlap);
   return lastLaunch("iterateKernel");
 }
 

@@ -130,47 +130,116 @@ NCCLFFM_DEVICE void produceBuckets(const Coop &coop, const TaskQueue &queue, con
   }
 }
 
-// The local part of an iteration. A call, so that it is the same code whatever it runs beside, and can be compared.
-template <class Coop>
-NCCLFFM_DEVICE_CALL void computePart(const Coop &coop, const float *in, float *out, uint64_t count, float add,
-                                     uint32_t rounds, ScaleAdd scaleAdd) {
-  for (uint64_t j = coop.rank(); j < count; j += coop.size()) {
-    float x = in[j] + add;
-    for (uint32_t round = 0; round < rounds; ++round) x = scaleAdd(x);
-    out[j] = x;
-  }
+template <int kNumber>
+struct Times {
+  static constexpr int kTimes = kNumber;
+};
+
+// Gives a thread its elements: fours(n, i, stride) n.kTimes times 4 of them from i on, each 4 `stride` after the last,
+// where `aligned` says that they may be accessed so; and one(i) the others.
+template <class Fours, class One>
+NCCLFFM_DEVICE void forFours(const Share &share, uint64_t count, bool aligned, const Fours &fours, const One &one) {
+  const uint64_t endOfFours = aligned ? count & ~uint64_t{3} : 0, stride = 4 * share.nThreads;
+  uint64_t i = 4 * share.thread;
+  NCCLFFM_NO_UNROLL
+  for (; i + (kInFlight - 1) * stride < endOfFours; i += kInFlight * stride) fours(Times<kInFlight>(), i, stride);
+  NCCLFFM_NO_UNROLL
+  for (; i < endOfFours; i += stride) fours(Times<1>(), i, 0);
+  NCCLFFM_NO_UNROLL
+  for (i = endOfFours + share.thread; i < count; i += share.nThreads) one(i);
 }
 
+// The local part of an iteration. A call, so that it is the same code whatever it runs beside, and can be compared.
+NCCLFFM_DEVICE_CALL void computePart(const Share &share, const float *in, float *out, uint64_t count, float add,
+                                     uint32_t rounds, ScaleAdd scaleAdd) {
+  forFours(
+      share, count, isAlignedToFour(in) && isAlignedToFour(out),
+      [&](auto times, uint64_t i, uint64_t stride) {
+        constexpr int kTimes = decltype(times)::kTimes;
+        Four<float> four[kTimes];
+        NCCLFFM_UNROLL
+        for (int t = 0; t < kTimes; ++t) {
+          four[t] = loadFour(in + i + t * stride);
+          NCCLFFM_UNROLL
+          for (float &x : four[t].x) x += add;
+        }
+        NCCLFFM_NO_UNROLL
+        for (uint32_t round = 0; round < rounds; ++round) {
+          NCCLFFM_UNROLL
+          for (int t = 0; t < kTimes; ++t) {
+            NCCLFFM_UNROLL
+            for (float &x : four[t].x) x = scaleAdd(x);
+          }
+        }
+        NCCLFFM_UNROLL
+        for (int t = 0; t < kTimes; ++t) storeFour(out + i + t * stride, four[t]);
+      },
+      [&](uint64_t i) {
+        float x = in[i] + add;
+        for (uint32_t round = 0; round < rounds; ++round) x = scaleAdd(x);
+        out[i] = x;
+      });
+}
+
+// out = x for the first iteration, out += x for the others.
+NCCLFFM_DEVICE void addPart(const Share &share, const float *x, float *out, uint64_t count, bool isFirst) {
+  forFours(
+      share, count, isAlignedToFour(x) && isAlignedToFour(out),
+      [&](auto times, uint64_t i, uint64_t stride) {
+        constexpr int kTimes = decltype(times)::kTimes;
+        Four<float> sum[kTimes], four[kTimes];
+        NCCLFFM_UNROLL
+        for (int t = 0; t < kTimes; ++t) {
+          four[t] = loadFour(x + i + t * stride);
+          if (!isFirst) sum[t] = loadFour(out + i + t * stride);
+        }
+        NCCLFFM_UNROLL
+        for (int t = 0; t < kTimes; ++t) {
+          NCCLFFM_UNROLL
+          for (int k = 0; k < 4; ++k) sum[t].x[k] = isFirst ? four[t].x[k] : sum[t].x[k] + four[t].x[k];
+          storeFour(out + i + t * stride, sum[t]);
+        }
+      },
+      [&](uint64_t i) { out[i] = isFirst ? x[i] : out[i] + x[i]; });
+}
+
+// Threads of a block that hand over and wait, while the others compute: a warp, of which one does so.
+constexpr uint32_t kHandingThreads = 32;
+
+// A block of one thread does both.
 template <class Coop>
 NCCLFFM_DEVICE void produceIterations(const Coop &coop, const TaskQueue &queue, const ncclFfmTaskOverlap &o, int block,
                                       int nBlocks) {
   const BlockShare share = shareOf(o.count, sizeof(float), block, nBlocks);
   const bool computes = (o.parts & 1) != 0, communicates = (o.parts & 2) != 0;
-  const ScaleAdd scaleAdd = {o.a, o.b};
-  TicketsInTurn<Coop> tickets(coop, queue, o.first);
+  const uint32_t handing = coop.size() > kHandingThreads ? kHandingThreads : 0;
+  const Share workers = {coop.rank() - handing, coop.size() - handing};
+  const bool works = computes && coop.rank() >= handing;
+  TicketsInTurn<CoopThread> tickets(CoopThread(), queue, o.first);
   auto sendOf = [&](uint32_t i) { return o.work + (i % 2) * o.count + share.first; };
   auto recvOf = [&](uint32_t i) { return o.work + (2 + i % 2) * o.count + share.first; };
   auto compute = [&](uint32_t i) {
-    computePart(coop, o.in + share.first, sendOf(i), share.count, static_cast<float>(i), o.rounds, scaleAdd);
+    computePart(workers, o.in + share.first, sendOf(i), share.count, static_cast<float>(i), o.rounds,
+                ScaleAdd{o.a, o.b});
   };
   ncclResult_t result = ncclSuccess;
-  if (computes && o.iterations != 0) compute(0);
+  if (works && o.iterations != 0) compute(0);
+  coop.sync();
   // Goes on after a failure: other lanes wait for the numbers that are theirs.
   for (uint32_t i = 0; i < o.iterations; ++i) {
-    const uint64_t k = static_cast<uint64_t>(i) * static_cast<uint64_t>(nBlocks) + static_cast<uint64_t>(block);
+    const bool hands = communicates && coop.rank() == 0;
     Ticket ticket = {};
     ncclResult_t ofTask = ncclSuccess;
-    if (communicates) {
-      ticket = tickets(k);
-      ofTask = appendSum(coop, queue, o.symbol, sendOf(i), recvOf(i), share.count, ticket);
+    if (hands) {
+      ticket = tickets(static_cast<uint64_t>(i) * static_cast<uint64_t>(nBlocks) + static_cast<uint64_t>(block));
+      ofTask = appendSum(CoopThread(), queue, o.symbol, sendOf(i), recvOf(i), share.count, ticket);
     }
-    if (computes && i + 1 < o.iterations) compute(i + 1);
-    if (communicates && ofTask == ncclSuccess) ofTask = ncclTaskWait(coop, queue, ticket);
+    if (works && i + 1 < o.iterations) compute(i + 1);
+    if (hands && ofTask == ncclSuccess) ofTask = ncclTaskWait(CoopThread(), queue, ticket);
     if (result == ncclSuccess) result = ofTask;
-    if (computes && result == ncclSuccess) {
-      const float *x = communicates ? recvOf(i) : sendOf(i);
-      float *out = o.out + share.first;
-      for (uint64_t j = coop.rank(); j < share.count; j += coop.size()) out[j] = i == 0 ? x[j] : out[j] + x[j];
+    result = static_cast<ncclResult_t>(coop.syncBroadcast(static_cast<uint64_t>(result)));
+    if (works && result == ncclSuccess) {
+      addPart(workers, communicates ? recvOf(i) : sendOf(i), o.out + share.first, share.count, i == 0);
     }
   }
   if (coop.rank() == 0) storeRelaxedSys(o.results + block, static_cast<uint32_t>(result));
