@@ -189,7 +189,7 @@ class LsaMakingTest {
 
   private static void abortWhileAllocating() {
     try (LocalWorld world = TestRanks.open(2)) {
-      Faults.inject("ncclMemAlloc:delay_ms=200");
+      Faults.inject("ncclMemAlloc:delay_ms=800");
       world.run(
           r -> {
             Thread maker = Thread.currentThread();

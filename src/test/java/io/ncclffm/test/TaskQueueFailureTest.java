@@ -598,7 +598,7 @@ class TaskQueueFailureTest {
               launcher[0] = Thread.currentThread();
               Ticket ticket = queue[0].ticket();
               queue[0].barrier(GRADIENTS, 0, ticket);
-              Faults.inject("ncclFfmLaunch:delay_ms=3000");
+              Faults.inject("ncclFfmLaunch:delay_ms=6000");
               await(barrier);
               queue[0].launch(rank.stream());
               Messages.assertNames(failed(ticket), "ncclRemoteError", "aborted");
