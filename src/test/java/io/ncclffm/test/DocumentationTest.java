@@ -269,7 +269,8 @@ class DocumentationTest {
       PROPERTY.matcher(text).results().forEach(p -> words.add(environment(p.group(1))));
       WORD.matcher(text).results().map(MatchResult::group).forEach(words::add);
       if (file.toString().endsWith(".java")) {
-        texts.merge(file.getFileName().toString().replace(".java", ""), text, String::concat);
+        String code = text.replaceAll("(?s)/\\*.*?\\*/|//[^\n]*", "");
+        texts.merge(file.getFileName().toString().replace(".java", ""), code, String::concat);
       }
     }
     List<String> unknown = new ArrayList<>();
@@ -280,11 +281,13 @@ class DocumentationTest {
         Matcher name = NAME.matcher(code.group(1));
         boolean known = true;
         if (member.matches()) {
+          // Declared there: behind a type, as a method, a component or a field.
+          String declared = "(?s).*[\\w>\\]] " + member.group(2) + "[(,;)].*";
           String text = texts.get(member.group(1));
           known =
-              text == null
-                  ? words.contains(member.group(2)) || isForeign(member.group(1))
-                  : text.matches("(?s).*\\b" + member.group(2) + "\\b.*");
+              text != null
+                  ? text.matches(declared)
+                  : words.contains(member.group(1)) || isForeign(member.group(1));
         } else if (name.matches()) {
           known = words.contains(name.group(1)) || isForeign(name.group(1));
         }
