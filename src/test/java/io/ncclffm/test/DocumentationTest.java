@@ -72,6 +72,7 @@ class DocumentationTest {
         "mvn -Pgpu-bundle package",
         "mvn install",
         "mvn spotless:apply",
+        "mvn -q -Pdoctor",
         "mvn -pl src/test test");
     runBy("benchmarks/results/2026-11-29-cpu/README.md", "mvn -Pjmh", "mvn -Pjmh");
     runBy("native/pom.xml", "build-native.sh", "scripts/build-native.sh test");
@@ -79,6 +80,13 @@ class DocumentationTest {
     runBy("native/test/device/CMakeLists.txt", "model/run.sh", "sh native/model/run.sh");
     runBy(
         "native/pom.xml", "bindings/generate.sh", "mvn -Pbindings", "native/bindings/generate.sh");
+    runBy(
+        "src/test/java/io/ncclffm/test/DoctorTest.java",
+        "Doctor.class",
+        "java --enable-native-access=ALL-UNNAMED -cp \"lib/*\" io.ncclffm.device.doctor.Doctor",
+        "java --enable-native-access=io.ncclffm.core -p lib",
+        "./run.sh doctor",
+        "mvn -q -Pdoctor -Ddoctor.args");
     // What needs GPUs or a cluster is run by hand; BootstrapTest gives the environment of
     // launchers.
     runBy("benchmarks/results/2026-11-29-h200/demo.txt", "./run.sh demo", "./run.sh demo");
