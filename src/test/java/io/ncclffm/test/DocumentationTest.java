@@ -87,8 +87,7 @@ class DocumentationTest {
         "java --enable-native-access=io.ncclffm.core -p lib",
         "./run.sh doctor",
         "mvn -q -Pdoctor -Ddoctor.args");
-    // What needs GPUs or a cluster is run by hand; BootstrapTest gives the environment of
-    // launchers.
+    // What needs GPUs or a cluster is run by hand; RankInfoTest has the launchers' environments.
     runBy("benchmarks/results/2026-11-29-h200/demo.txt", "./run.sh demo", "./run.sh demo");
     runBy("benchmarks/results/2026-11-29-h200/lsa.txt", "./run.sh test -c", "./run.sh test");
     runBy(results + "device_route.txt", "native-test/device_route 1 2", "native-test/device_route");
