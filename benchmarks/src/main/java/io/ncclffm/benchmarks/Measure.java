@@ -1,0 +1,162 @@
+package io.ncclffm.benchmarks;
+
+import static java.lang.foreign.ValueLayout.ADDRESS;
+import static java.lang.foreign.ValueLayout.JAVA_INT;
+
+import io.ncclffm.core.Communicator;
+import io.ncclffm.core.CudaDevice;
+import io.ncclffm.core.DataType;
+import io.ncclffm.core.DeviceBuffer;
+import io.ncclffm.core.LocalWorld;
+import io.ncclffm.core.Nccl;
+import io.ncclffm.core.NcclGroup;
+import io.ncclffm.core.ReduceOp;
+import io.ncclffm.core.bindings.cudart.CudartH;
+import io.ncclffm.core.bindings.nccl.NcclH;
+import java.lang.foreign.Arena;
+import java.lang.foreign.MemorySegment;
+import java.time.Duration;
+import java.util.Arrays;
+import java.util.Locale;
+import java.util.function.IntSupplier;
+import java.util.stream.Collectors;
+
+/**
+ * A process that measures: one fork of one group. Samples go to the standard output, one line for
+ * each {@link Row}.
+ */
+public final class Measure {
+  private static final Duration TIMEOUT = Duration.ofMinutes(8);
+
+  private static volatile int sink;
+
+  private Measure() {}
+
+  /** {@code calls QUICK}, {@code world QUICK RANKS} or {@code start QUICK STARTED}. */
+  public static void main(String[] arguments) {
+    long now = System.nanoTime();
+    boolean quick = Boolean.parseBoolean(arguments[1]);
+    switch (arguments[0]) {
+      case "calls" -> calls(quick);
+      case "world" -> world(quick, Integer.parseInt(arguments[2]));
+      case "start" -> start(now, Long.parseLong(arguments[2]));
+      default -> throw new IllegalArgumentException("unknown group " + arguments[0]);
+    }
+  }
+
+  static String backend() {
+    return Nccl.versions().backend().name().toLowerCase(Locale.ROOT);
+  }
+
+  /** Prints the samples of one fork. */
+  static void print(
+      String route, String operation, int ranks, long bytes, String unit, double... samples) {
+    String values =
+        Arrays.stream(samples)
+            .mapToObj(sample -> String.format(Locale.ROOT, "%.4f", sample))
+            .collect(Collectors.joining(" "));
+    System.out.println(
+        String.join(
+            "\t",
+            Row.MARK,
+            backend(),
+            "java",
+            route,
+            operation,
+            Integer.toString(ranks),
+            Long.toString(bytes),
+            unit,
+            values));
+  }
+
+  private static void world(boolean quick, int ranks) {
+    try (LocalWorld world = LocalWorld.open(ranks)) {
+      WorldBenchmark benchmark = new WorldBenchmark(ranks, quick);
+      world.run(benchmark::run, TIMEOUT);
+    }
+  }
+
+  /** Downcalls that do next to nothing, with one rank. */
+  private static void calls(boolean quick) {
+    try (LocalWorld world = LocalWorld.open(1);
+        Arena arena = Arena.ofShared()) {
+      MemorySegment out = arena.allocate(ADDRESS);
+      world.run(
+          rank -> {
+            Communicator comm = rank.communicator();
+            MemorySegment handle = comm.handle();
+            call("host", "ncclGetVersion", quick, () -> NcclH.ncclGetVersion(out));
+            call("host", "ncclCommCount", quick, () -> NcclH.ncclCommCount(handle, out));
+            if (out.get(JAVA_INT, 0) != 1) {
+              throw new IllegalStateException("ncclCommCount says " + out.get(JAVA_INT, 0));
+            }
+            call("host", "cudaGetDevice", quick, () -> CudartH.cudaGetDevice(out));
+            call(
+                "host",
+                "ncclGroupStart+End",
+                quick,
+                () -> NcclH.ncclGroupStart() | NcclH.ncclGroupEnd());
+            Runnable nothing = () -> {};
+            call(
+                "api",
+                "ncclGroupStart+End",
+                quick,
+                () -> {
+                  NcclGroup.run(nothing);
+                  return 0;
+                });
+          },
+          TIMEOUT);
+    }
+  }
+
+  private static void call(String route, String name, boolean quick, IntSupplier call) {
+    int batch = quick ? 1_000 : 100_000;
+    int warmUp = quick ? 20 : 30;
+    double[] ns = new double[quick ? 5 : 30];
+    for (int i = -warmUp; i < ns.length; i++) {
+      long start = System.nanoTime();
+      int results = 0;
+      for (int k = 0; k < batch; k++) {
+        results |= call.getAsInt();
+      }
+      long took = System.nanoTime() - start;
+      sink = results;
+      if (results != 0) {
+        throw new IllegalStateException(name + " failed");
+      }
+      if (i >= 0) {
+        ns[i] = (double) took / batch;
+      }
+    }
+    print(route, name, 1, 0, "ns", ns);
+  }
+
+  /**
+   * From the start of the virtual machine to the first all-reduce of one rank.
+   *
+   * @param started System.nanoTime() of the process that started this one, which on Linux counts
+   *     from the same moment
+   */
+  private static void start(long main, long started) {
+    String unit = "ms";
+    Nccl.versions();
+    long libraries = System.nanoTime();
+    CudaDevice device = new CudaDevice(0);
+    try (LocalWorld world = LocalWorld.open(1);
+        DeviceBuffer x = DeviceBuffer.allocate(device, DataType.FLOAT32, 1)) {
+      long communicator = System.nanoTime();
+      world.run(
+          rank -> {
+            rank.communicator().allReduce(x, x, ReduceOp.SUM, rank.stream());
+            rank.stream().synchronize();
+          });
+      long done = System.nanoTime();
+      print("host", "start: virtual machine", 1, 0, unit, (main - started) / 1e6);
+      print("host", "start: load libraries", 1, 0, unit, (libraries - main) / 1e6);
+      print("host", "start: communicator", 1, 0, unit, (communicator - libraries) / 1e6);
+      print("host", "start: first all-reduce", 1, 0, unit, (done - communicator) / 1e6);
+      print("host", "start", 1, 0, unit, (done - started) / 1e6);
+    }
+  }
+}
