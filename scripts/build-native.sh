@@ -71,7 +71,7 @@ case $1 in
   libraries)
     configure cmake ""
     mapfile -t libraries < <(targets ncclffm_cpu ncclffm_cuda)
-    build cmake "${libraries[@]}" ncclffm_cpu_nccl_2_19 # the last is for the Java tests
+    build cmake "${libraries[@]}" ncclffm_cpu_nccl_2_19 host_route # the last two are for the Java tests
     platform=linux-$(uname -m)
     folder=$target/classes/META-INF/ncclffm/${platform/arm64/aarch64}
     mkdir -p "$folder"
@@ -91,7 +91,7 @@ case $1 in
     run_tests cmake-asan env
     ;;
   bundle)
-    mapfile -t programs < <(targets device_cuda_test device_calls_cuda_test device_start_cuda task_cuda_test device_route fused_route blocking_calls)
+    mapfile -t programs < <(targets device_cuda_test device_calls_cuda_test device_start_cuda task_cuda_test device_route fused_route host_route blocking_calls)
     if ((${#programs[@]} > 0)); then
       build cmake "${programs[@]}"
       mkdir -p "$2"
