@@ -13,6 +13,37 @@
 
 namespace {
 
+// Every rank's send buffer, as checkSums expects it.
+constexpr uint64_t kFilled = 1;
+
+void clear(World &world, size_t count, const std::function<float *(int)> &recv) {
+  world.onEach([&](Rank &rank, int r) { CUDA(cudaMemsetAsync(recv(r), 0xff, count * sizeof(float), rank.stream)); });
+  world.synchronize();
+}
+
+// Looks at both ends of what an all-reduce of send + offset has left.
+void checkSums(World &world, const char *what, size_t count, const std::function<float *(int)> &recv,
+               size_t offset = 0) {
+  std::vector<float> got(std::min<size_t>(count, 1024));
+  for (size_t from : {size_t{0}, count - got.size()}) {
+    for (int r = 0; r < world.size(); ++r) {
+      World::use(r);
+      CUDA(cudaMemcpy(got.data(), recv(r) + from, got.size() * sizeof(float), cudaMemcpyDeviceToHost));
+      for (size_t i = 0; i < got.size(); ++i) {
+        double sum = 0, magnitude = 0;
+        for (int p = 0; p < world.size(); ++p) {
+          const double x = contribution(p, kFilled, offset + from + i);
+          sum += x;
+          magnitude += std::fabs(x);
+        }
+        if (std::fabs(got[i] - sum) <= magnitude * world.size() * 0x1p-23) continue;
+        check(false, what, static_cast<long long>(count), r, static_cast<long long>(from + i));
+        break;
+      }
+    }
+  }
+}
+
 // Each block all-reduces its own slice, again and again, holding the channel. The first time is not measured: it waits
 // for everybody.
 __global__ void __launch_bounds__(512, 1) loopKernel(const __grid_constant__ DevComm comm, const float *send,
@@ -96,10 +127,13 @@ double latencyFloor(World &world, size_t bytes, int blocks, int threads) {
   return median(us);
 }
 
-double inKernel(World &world, size_t bytes, int blocks, int threads, uint32_t protocol, uint32_t algorithm) {
+std::vector<double> inKernel(World &world, size_t bytes, int blocks, int threads, uint32_t protocol,
+                             uint32_t algorithm) {
   constexpr int kRepetitions = 9;
   const int times = bytes > (256 << 10) ? 200 : 2000;
   const size_t perBlock = bytes / sizeof(float) / blocks;
+  auto recv = [&](int r) { return world.ranks[r].recv; };
+  clear(world, perBlock * blocks, recv);
   std::vector<double> us;
   for (int k = 0; k < kRepetitions; ++k) {
     world.onEach([&](Rank &rank, int) {
@@ -114,24 +148,26 @@ double inKernel(World &world, size_t bytes, int blocks, int threads, uint32_t pr
     }
     us.push_back(static_cast<double>(slowestNs(world, blocks)) / 1000 / times);
   }
-  return median(us);
+  checkSums(world, "in kernel: elements, rank, element", perBlock * blocks, recv);
+  return us;
 }
 
 struct Way {
   uint32_t protocol, algorithm;
   const char *name;
+  const char *suffix;  // of the routes in sample lines, as Java's benchmarks name them
 };
-constexpr Way kWays[] = {{1, 1, "LL one-shot"},
-                         {1, 2, "LL two-shot"},
-                         {1, 3, "LL ring"},
-                         {2, 1, "LL128 one-shot"},
-                         {2, 2, "LL128 two-shot"},
-                         {2, 3, "LL128 ring"},
-                         {3, 1, "Simple one-shot"},
-                         {3, 2, "Simple two-shot"},
-                         {3, 3, "Simple ring"},
-                         {3, 2, "zero-copy"},
-                         {0, 0, "auto"}};
+constexpr Way kWays[] = {{1, 1, "LL one-shot", " LL ONE_SHOT"},
+                         {1, 2, "LL two-shot", " LL TWO_SHOT"},
+                         {1, 3, "LL ring", " LL RING"},
+                         {2, 1, "LL128 one-shot", " LL128 ONE_SHOT"},
+                         {2, 2, "LL128 two-shot", " LL128 TWO_SHOT"},
+                         {2, 3, "LL128 ring", " LL128 RING"},
+                         {3, 1, "Simple one-shot", " SIMPLE ONE_SHOT"},
+                         {3, 2, "Simple two-shot", " SIMPLE TWO_SHOT"},
+                         {3, 3, "Simple ring", " SIMPLE RING"},
+                         {3, 2, "zero-copy", " zero-copy"},
+                         {0, 0, "auto", ""}};
 
 ncclFfmCall callOf(const Rank &rank, size_t count, const Way &way, int blocks, size_t offset = 0) {
   ncclFfmCall call = {};
@@ -153,11 +189,17 @@ ncclFfmCall callOf(const Rank &rank, size_t count, const Way &way, int blocks, s
 
 double oneLaunch(World &world, size_t bytes, const Way &way, int blocks, size_t offset = 0) {
   const bool large = bytes > (4 << 20);
-  return backToBack(world, large ? 10 : 50, large ? 15 : 21, [&](int r) {
+  auto recv = [&](int r) { return world.ranks[r].recv + offset; };
+  clear(world, bytes / sizeof(float), recv);
+  const std::vector<double> us = backToBackSamples(world, large ? 10 : 50, large ? 15 : 21, [&](int r) {
     const Rank &rank = world.ranks[r];
     const ncclFfmCall call = callOf(rank, bytes / sizeof(float), way, blocks, offset);
     SHIM(ncclFfmLaunch(&rank.comm, &call, rank.stream));
   });
+  checkSums(world, "one launch: elements, rank, element", bytes / sizeof(float), recv, offset);
+  const std::string route = std::string("device") + way.suffix;
+  printSamples(route, offset == 0 ? "allReduce" : "misaligned allReduce", world.size(), bytes, us);
+  return median(us);
 }
 
 void measure(int nRanks) {
@@ -166,16 +208,28 @@ void measure(int nRanks) {
     floorKernel<<<1, 32, 0, rank.stream>>>(nullptr, 0, 0, nullptr, nullptr, 0, 0, 0, nullptr);
   });
   Communicators communicators(world);
+  world.fill(kFilled, 0, kMaxCount);
+  world.onEach([&](Rank &rank, int r) {
+    if (nccl.allReduce == nullptr) return;
+    CUDA(cudaMemcpyAsync(communicators.buffers[r], rank.send, kMaxCount * sizeof(float), cudaMemcpyDeviceToDevice,
+                         rank.stream));
+  });
+  world.synchronize();
   auto byNccl = [&](size_t bytes, bool symmetric) {
     if (nccl.allReduce == nullptr) return 0.0;
     const bool large = bytes > (4 << 20);
-    return backToBack(world, large ? 10 : 50, large ? 15 : 21, [&](int r) {
-      const Rank &rank = world.ranks[r];
-      const float *send = symmetric ? static_cast<float *>(communicators.buffers[r]) : rank.send;
-      float *recv = symmetric ? static_cast<float *>(communicators.buffers[r]) + kMaxCount : rank.recv;
+    auto send = [&](int r) { return symmetric ? static_cast<float *>(communicators.buffers[r]) : world.ranks[r].send; };
+    auto recv = [&](int r) { return symmetric ? send(r) + kMaxCount : world.ranks[r].recv; };
+    const size_t count = bytes / sizeof(float);
+    clear(world, count, recv);
+    const std::vector<double> us = backToBackSamples(world, large ? 10 : 50, large ? 15 : 21, [&](int r) {
       NCCL(
-          nccl.allReduce(send, recv, bytes / sizeof(float), ncclFloat32, ncclSum, communicators.comms[r], rank.stream));
+          nccl.allReduce(send(r), recv(r), count, ncclFloat32, ncclSum, communicators.comms[r], world.ranks[r].stream));
     });
+    checkSums(world, "ncclAllReduce: elements, rank, element", count, recv);
+    // Not "host": that is what host_route measures, in a process of its own.
+    printSamples(symmetric ? "host-symmetric, device_route" : "host, device_route", "allReduce", nRanks, bytes, us);
+    return median(us);
   };
   printf("\n== %d ranks on %d GPUs, float32 sum ==\n", nRanks, gpus);
   printf("%10s %12s %12s\n", "bytes", "NCCL", "symmetric");
@@ -190,16 +244,19 @@ void measure(int nRanks) {
   for (size_t bytes : {8u, 512u, 4096u, 65536u, 262144u, 1u << 20}) {
     for (const Way &way : kWays) {
       if (strcmp(way.name, "zero-copy") == 0 || (bytes < 65536 && way.algorithm == 3)) continue;
+      std::vector<double> bestShape;
       for (int blocks : {1, 4, 16}) {
         if (bytes / blocks < 512 && blocks > 1) continue;
         if (bytes >= 65536 && blocks < 4) continue;
         for (int threads : {128, 512}) {
           if (bytes / blocks / 8 > 256 && threads < 512) continue;
-          const double us = inKernel(world, bytes, blocks, threads, way.protocol, way.algorithm);
-          printf("%10zu %-16s %2d x %3d %10.2f\n", bytes, way.name, blocks, threads, us);
-          if (way.protocol == 0 && (best[bytes] == 0 || us < best[bytes])) best[bytes] = us;
+          const std::vector<double> us = inKernel(world, bytes, blocks, threads, way.protocol, way.algorithm);
+          printf("%10zu %-16s %2d x %3d %10.2f\n", bytes, way.name, blocks, threads, median(us));
+          if (bestShape.empty() || median(us) < median(bestShape)) bestShape = us;
         }
       }
+      printSamples(std::string("in kernel") + way.suffix, "allReduce", nRanks, bytes, bestShape);
+      if (way.protocol == 0) best[bytes] = median(bestShape);
     }
   }
   printf("one launch each, 16 blocks at most: bytes, way\n");

@@ -8,7 +8,6 @@
 // All results are compared with float64 before anything is timed. Figures are medians, in microseconds a step, of the
 // slowest rank; "ratio" is what NCCL's route takes for each of the fused route's microseconds.
 #include <cmath>
-#include <string>
 
 #include "route.h"
 
@@ -127,19 +126,32 @@ class Graphs {
   int kernels_ = 0;
 };
 
-Figures measured(World &world, size_t bytes, const Enqueue &step) {
+// What a sample line says of a step; the bytes are those that are all-reduced.
+struct Subject {
+  const char *route;
+  std::string operation;
+  size_t bytes;
+};
+
+Figures measured(World &world, size_t bytes, const Subject &subject, const Enqueue &step) {
   const bool large = bytes > (4 << 20);
+  auto medianOf = [&](const char *how, int times, int repetitions, int steps, const Enqueue &operation) {
+    std::vector<double> us = backToBackSamples(world, times, repetitions, operation);
+    for (double &x : us) x /= steps;
+    printSamples(subject.route, how + subject.operation, world.size(), subject.bytes, us);
+    return median(us);
+  };
   Figures f = {};
-  f.backToBack = backToBack(world, large ? 10 : 50, large ? 15 : 21, step);
-  f.single = backToBack(world, 1, large ? 31 : 101, step);
+  f.backToBack = medianOf("", large ? 10 : 50, large ? 15 : 21, 1, step);
+  f.single = medianOf("single ", 1, large ? 31 : 101, 1, step);
   {
     Graphs graphs(world, kStepsInGraph, step);
     f.graphBackToBack =
-        backToBack(world, large ? 1 : 3, large ? 11 : 21, [&](int r) { graphs.launch(r); }) / kStepsInGraph;
+        medianOf("graph ", large ? 1 : 3, large ? 11 : 21, kStepsInGraph, [&](int r) { graphs.launch(r); });
   }
   Graphs graphs(world, 1, step);
   f.kernels = graphs.kernels();
-  f.graphSingle = backToBack(world, 1, large ? 31 : 101, [&](int r) { graphs.launch(r); });
+  f.graphSingle = medianOf("graph single ", 1, large ? 31 : 101, 1, [&](int r) { graphs.launch(r); });
   return f;
 }
 
@@ -337,9 +349,12 @@ void Bench::scale() {
           });
     }
     if (failures != 0) return;
-    const Figures ofThree = nccl.allReduce == nullptr ? Figures{} : measured(world_, bytes, three);
-    printed(std::to_string(bytes).c_str(), measured(world_, bytes, byFused), ofThree, n_, bytes);
-    printed((std::to_string(bytes) + " zero-copy").c_str(), measured(world_, bytes, byZeroCopy), ofThree);
+    auto of = [&](const char *route, const Enqueue &step) {
+      return measured(world_, bytes, {route, "2x+1, allReduce, sqrt", bytes}, step);
+    };
+    const Figures ofThree = nccl.allReduce == nullptr ? Figures{} : of("host", three);
+    printed(std::to_string(bytes).c_str(), of("fused", byFused), ofThree, n_, bytes);
+    printed((std::to_string(bytes) + " zero-copy").c_str(), of("fused zero-copy", byZeroCopy), ofThree);
   }
 }
 
@@ -404,11 +419,15 @@ void Bench::rmsNorm() {
             });
       }
       if (failures != 0) return;
-      const Figures ofTwo = nccl.allReduce == nullptr ? Figures{} : measured(world_, count * sizeof(T), two);
       char what[64];
       snprintf(what, sizeof what, "%llu x %llu", static_cast<unsigned long long>(tokens),
                static_cast<unsigned long long>(hidden));
-      printed(what, measured(world_, count * sizeof(T), fused), ofTwo);
+      auto of = [&](const char *route, const Enqueue &step) {
+        const size_t bytes = count * sizeof(T);
+        return measured(world_, bytes, {route, std::string("allReduce, add, RMSNorm, bf16 ") + what, bytes}, step);
+      };
+      const Figures ofTwo = nccl.allReduce == nullptr ? Figures{} : of("host", two);
+      printed(what, of("fused", fused), ofTwo);
     }
   }
 }
@@ -501,12 +520,15 @@ void Bench::adamW(const char *type) {
       }
     }
     if (failures != 0) return;
-    const size_t bytes = count * 4 * sizeof(float);
-    const Figures ofTwo = nccl.allReduce == nullptr ? Figures{} : measured(world_, bytes, two);
+    auto of = [&](const char *route, const Enqueue &step) {
+      const std::string operation = std::string("allReduce, AdamW, gradients ") + type;
+      return measured(world_, count * 4 * sizeof(float), {route, operation, count * sizeof(T)}, step);
+    };
+    const Figures ofTwo = nccl.allReduce == nullptr ? Figures{} : of("host", two);
     const std::string name = std::to_string(count);
-    printed(name.c_str(), measured(world_, bytes, byFused), ofTwo);
-    printed((name + " zero-copy").c_str(), measured(world_, bytes, byZeroCopy), ofTwo);
-    printed((name + " clipped").c_str(), measured(world_, bytes, clipped), ofTwo);
+    printed(name.c_str(), of("fused", byFused), ofTwo);
+    printed((name + " zero-copy").c_str(), of("fused zero-copy", byZeroCopy), ofTwo);
+    printed((name + " clipped").c_str(), of("fused clipped", clipped), ofTwo);
   }
 }
 
@@ -544,7 +566,8 @@ void measure(int nRanks, int channels) {
       }
     }
     printf("\n== %d ranks on %d GPUs, %d channels ==\n", nRanks, gpus, channels);
-    const Figures empty = measured(world, 0, [&](int r) { emptyKernel<<<1, 32, 0, world.ranks[r].stream>>>(); });
+    const Figures empty = measured(world, 0, {"host", "empty kernel", 0},
+                                   [&](int r) { emptyKernel<<<1, 32, 0, world.ranks[r].stream>>>(); });
     printf(
         "floors: an empty kernel %.2f back to back, %.2f single, in graphs %.2f and %.2f; 64 MiB loaded and stored "
         "by all ranks %.1f\n",

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <functional>
+#include <string>
 
 #include "../../../../native/test/device/cuda_world.h"
 
@@ -98,8 +99,17 @@ void onThreads(int n, const std::function<void(int)> &body) {
   for (std::thread &thread : threads) thread.join();
 }
 
-// Launches `times` operations back to back on every rank, then waits; the median over repetitions, of the slowest rank.
-double backToBack(World &world, int times, int repetitions, const std::function<void(int)> &operation) {
+// A line that the Java class Bench reads; its class Row says what stands where.
+void printSamples(const std::string &route, const std::string &operation, int nRanks, size_t bytes,
+                  const std::vector<double> &us) {
+  printf("sample\tcuda\tc\t%s\t%s\t%d\t%zu\tus\t", route.c_str(), operation.c_str(), nRanks, bytes);
+  for (size_t i = 0; i < us.size(); ++i) printf(i == 0 ? "%.4f" : " %.4f", us[i]);
+  printf("\n");
+}
+
+// Launches `times` operations back to back on every rank, then waits; for each repetition, of the slowest rank.
+std::vector<double> backToBackSamples(World &world, int times, int repetitions,
+                                      const std::function<void(int)> &operation) {
   const int n = world.size();
   Meeting meeting(n);
   std::vector<std::vector<double>> us(n);
@@ -128,7 +138,12 @@ double backToBack(World &world, int times, int repetitions, const std::function<
       exit(1);
     }
   }
-  return median(slowest);
+  return slowest;
+}
+
+// Their median.
+double backToBack(World &world, int times, int repetitions, const std::function<void(int)> &operation) {
+  return median(backToBackSamples(world, times, repetitions, operation));
 }
 
 // Two shots without copies: every rank loads as many bytes as its buffer has, and stores as many.
