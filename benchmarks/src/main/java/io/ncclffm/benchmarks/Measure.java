@@ -1,9 +1,7 @@
 package io.ncclffm.benchmarks;
 
 import static java.lang.foreign.ValueLayout.ADDRESS;
-import static java.lang.foreign.ValueLayout.JAVA_INT;
 
-import io.ncclffm.core.Communicator;
 import io.ncclffm.core.CudaDevice;
 import io.ncclffm.core.DataType;
 import io.ncclffm.core.DeviceBuffer;
@@ -11,13 +9,17 @@ import io.ncclffm.core.LocalWorld;
 import io.ncclffm.core.Nccl;
 import io.ncclffm.core.NcclGroup;
 import io.ncclffm.core.ReduceOp;
+import io.ncclffm.core.Versions;
 import io.ncclffm.core.bindings.cudart.CudartH;
 import io.ncclffm.core.bindings.nccl.NcclH;
 import java.lang.foreign.Arena;
 import java.lang.foreign.MemorySegment;
 import java.time.Duration;
 import java.util.Arrays;
+import java.util.LinkedHashMap;
+import java.util.List;
 import java.util.Locale;
+import java.util.Map;
 import java.util.function.IntSupplier;
 import java.util.stream.Collectors;
 
@@ -28,20 +30,37 @@ import java.util.stream.Collectors;
 public final class Measure {
   private static final Duration TIMEOUT = Duration.ofMinutes(8);
 
+  /** Downcalls that have a C twin. */
+  static final List<String> CALLS =
+      List.of("ncclGetVersion", "ncclCommCount", "cudaGetDevice", "ncclGroupStart+End");
+
   private static volatile int sink;
 
   private Measure() {}
 
-  /** {@code calls QUICK}, {@code world QUICK RANKS} or {@code start QUICK STARTED}. */
+  /** {@code facts}, {@code calls QUICK CALL}, {@code world QUICK RANKS}, {@code start QUICK NS}. */
   public static void main(String[] arguments) {
     long now = System.nanoTime();
-    boolean quick = Boolean.parseBoolean(arguments[1]);
+    boolean quick = arguments.length > 1 && Boolean.parseBoolean(arguments[1]);
     switch (arguments[0]) {
-      case "calls" -> calls(quick);
+      case "facts" -> facts();
+      case "calls" -> calls(quick, arguments[2]);
       case "world" -> world(quick, Integer.parseInt(arguments[2]));
       case "start" -> start(now, Long.parseLong(arguments[2]));
       default -> throw new IllegalArgumentException("unknown group " + arguments[0]);
     }
+  }
+
+  /** What {@link Bench} has to know, and to write down. */
+  private static void facts() {
+    Versions versions = Nccl.versions();
+    Map<String, Object> facts = new LinkedHashMap<>();
+    facts.put("backend", backend());
+    facts.put("device", new CudaDevice(0).name());
+    facts.put("libnccl", versions.nccl().file());
+    facts.put("libcudart", versions.cudart().file());
+    facts.put("versions", versions.toString().replaceAll("\\s+", " "));
+    facts.forEach((name, value) -> System.out.println("fact\t" + name + "\t" + value));
   }
 
   static String backend() {
@@ -76,35 +95,33 @@ public final class Measure {
     }
   }
 
-  /** Downcalls that do next to nothing, with one rank. */
-  private static void calls(boolean quick) {
+  /** A downcall that does next to nothing, with one rank; one a process, so that it is inlined. */
+  private static void calls(boolean quick, String name) {
     try (LocalWorld world = LocalWorld.open(1);
         Arena arena = Arena.ofShared()) {
       MemorySegment out = arena.allocate(ADDRESS);
+      Runnable nothing = () -> {};
       world.run(
           rank -> {
-            Communicator comm = rank.communicator();
-            MemorySegment handle = comm.handle();
-            call("host", "ncclGetVersion", quick, () -> NcclH.ncclGetVersion(out));
-            call("host", "ncclCommCount", quick, () -> NcclH.ncclCommCount(handle, out));
-            if (out.get(JAVA_INT, 0) != 1) {
-              throw new IllegalStateException("ncclCommCount says " + out.get(JAVA_INT, 0));
+            MemorySegment comm = rank.communicator().handle();
+            switch (name) {
+              case "ncclGetVersion" -> call("host", name, quick, () -> NcclH.ncclGetVersion(out));
+              case "ncclCommCount" ->
+                  call("host", name, quick, () -> NcclH.ncclCommCount(comm, out));
+              case "cudaGetDevice" -> call("host", name, quick, () -> CudartH.cudaGetDevice(out));
+              case "ncclGroupStart+End" ->
+                  call("host", name, quick, () -> NcclH.ncclGroupStart() | NcclH.ncclGroupEnd());
+              case "api" ->
+                  call(
+                      "api",
+                      "ncclGroupStart+End",
+                      quick,
+                      () -> {
+                        NcclGroup.run(nothing);
+                        return 0;
+                      });
+              default -> throw new IllegalArgumentException("unknown call " + name);
             }
-            call("host", "cudaGetDevice", quick, () -> CudartH.cudaGetDevice(out));
-            call(
-                "host",
-                "ncclGroupStart+End",
-                quick,
-                () -> NcclH.ncclGroupStart() | NcclH.ncclGroupEnd());
-            Runnable nothing = () -> {};
-            call(
-                "api",
-                "ncclGroupStart+End",
-                quick,
-                () -> {
-                  NcclGroup.run(nothing);
-                  return 0;
-                });
           },
           TIMEOUT);
     }

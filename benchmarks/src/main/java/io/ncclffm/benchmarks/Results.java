@@ -8,7 +8,7 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Locale;
 import java.util.Map;
-import java.util.TreeSet;
+import java.util.TreeMap;
 
 /**
  * A run: how it was started, on what, and its rows.
@@ -126,6 +126,10 @@ record Results(String command, List<String> facts, List<Row> rows) {
     if (rows.stream().anyMatch(row -> row.backend().equals("cpu"))) {
       text.append("\nRows of the backend cpu say nothing about a GPU.\n");
     }
+    if (rows.stream().anyMatch(row -> row.backend().equals("cuda"))) {
+      text.append("\n## Bars\n\n").append(Bars.toMarkdown(rows));
+    }
+    text.append("\n## Rows\n");
     text.append(
         "\n| backend | operation | ranks | bytes | language | route | unit | p10 | median | p90 |"
             + " bus GB/s | samples |\n|---|---|---|---|---|---|---|---|---|---|---|---|\n");
@@ -150,27 +154,37 @@ record Results(String command, List<String> facts, List<Row> rows) {
     return text.toString();
   }
 
-  /** results.json, README.md, and latency and bus bandwidth of each operation and rank count. */
+  /** results.json, README.md, and plots of what was measured at several sizes. */
   void write(Path folder) throws IOException {
     Files.createDirectories(folder);
     Files.writeString(folder.resolve("results.json"), toJson());
     Files.writeString(folder.resolve("README.md"), toMarkdown());
-    TreeSet<String> plots = new TreeSet<>();
+    Map<String, List<Row>> plots = new TreeMap<>();
     rows.stream()
         .filter(row -> row.unit().equals("us") && row.bytes() > 0)
-        .forEach(row -> plots.add(row.backend() + "-" + row.operation() + "-" + row.ranks()));
-    for (String plot : plots) {
-      List<Row> of =
-          rows.stream()
-              .filter(row -> row.unit().equals("us") && row.bytes() > 0)
-              .filter(row -> plot.equals(row.backend() + "-" + row.operation() + "-" + row.ranks()))
-              .toList();
-      String svg = Plot.svg(plot + ": latency", "us", of, Row::p50);
-      Files.writeString(folder.resolve(plot + "-latency.svg"), svg);
+        .forEach(
+            row ->
+                plots
+                    .computeIfAbsent(
+                        row.backend() + " " + row.operation() + ", " + row.ranks() + " ranks",
+                        title -> new ArrayList<>())
+                    .add(row));
+    for (Map.Entry<String, List<Row>> plot : plots.entrySet()) {
+      List<Row> of = plot.getValue();
+      if (of.stream().mapToLong(Row::bytes).distinct().count() == 1) {
+        continue;
+      }
+      Path file = folder.resolve(fileName(plot.getKey()));
+      String svg = Plot.svg(plot.getKey() + ": latency", "us", of, Row::p50);
+      Files.writeString(file.resolveSibling(file.getFileName() + "-latency.svg"), svg);
       if (of.stream().anyMatch(row -> row.busBandwidth() > 0)) {
-        svg = Plot.svg(plot + ": bus bandwidth", "GB/s", of, Row::busBandwidth);
-        Files.writeString(folder.resolve(plot + "-bandwidth.svg"), svg);
+        svg = Plot.svg(plot.getKey() + ": bus bandwidth", "GB/s", of, Row::busBandwidth);
+        Files.writeString(file.resolveSibling(file.getFileName() + "-bandwidth.svg"), svg);
       }
     }
+  }
+
+  static String fileName(String text) {
+    return text.replaceAll("[^A-Za-z0-9]+", "-");
   }
 }

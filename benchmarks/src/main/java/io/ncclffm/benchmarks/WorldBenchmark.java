@@ -26,8 +26,6 @@ import java.lang.management.ManagementFactory;
 import java.time.Duration;
 import java.util.Arrays;
 import java.util.Locale;
-import java.util.concurrent.CyclicBarrier;
-import java.util.concurrent.TimeUnit;
 import java.util.function.IntToDoubleFunction;
 import java.util.function.LongUnaryOperator;
 
@@ -37,8 +35,7 @@ import java.util.function.LongUnaryOperator;
  * sums are exact.
  */
 final class WorldBenchmark {
-  private static final int TIMEOUT_S = 120;
-  private static final Duration PATIENCE = Duration.ofSeconds(TIMEOUT_S);
+  private static final Duration PATIENCE = Duration.ofMinutes(2);
 
   /** Elements of the input repeat after so many. */
   private static final int PERIOD = 7;
@@ -53,7 +50,7 @@ final class WorldBenchmark {
   private final int ranks;
   private final boolean quick;
   private final long[] sizes;
-  private final CyclicBarrier barrier;
+  private final Meeting meeting;
   private final double[] latest;
 
   WorldBenchmark(int ranks, boolean quick) {
@@ -62,14 +59,22 @@ final class WorldBenchmark {
     this.sizes =
         quick
             ? new long[] {64, 4 << 10}
-            : new long[] {64, 512, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20};
-    this.barrier = new CyclicBarrier(ranks);
+            : new long[] {8, 64, 512, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20};
+    this.meeting = new Meeting(ranks);
     this.latest = new double[ranks];
   }
 
   /** Called on every rank's thread. */
-  void run(LocalWorld.Rank rank) throws Exception {
-    new OfRank(rank).run();
+  void run(LocalWorld.Rank rank) {
+    boolean done = false;
+    try {
+      new OfRank(rank).run();
+      done = true;
+    } finally {
+      if (!done) {
+        meeting.callOff();
+      }
+    }
   }
 
   private interface Operation {
@@ -93,7 +98,7 @@ final class WorldBenchmark {
       this.stream = rank.stream();
     }
 
-    void run() throws Exception {
+    void run() {
       boolean hasDevice = Nccl.versions().shim() != null;
       try (DeviceBuffer send =
               DeviceBuffer.allocateForWindow(rank.device(), DataType.FLOAT32, maxCount);
@@ -114,7 +119,7 @@ final class WorldBenchmark {
                 "host-symmetric",
                 recv,
                 n -> comm.allReduce(send, 0, recv, 0, n, ReduceOp.SUM, stream));
-            meet();
+            meeting.await(PATIENCE);
           } finally {
             out.close();
             in.close();
@@ -125,7 +130,7 @@ final class WorldBenchmark {
 
     // What is measured.
 
-    private void host(String route, DeviceBuffer send, DeviceBuffer recv) throws Exception {
+    private void host(String route, DeviceBuffer send, DeviceBuffer recv) {
       allReduce(route, recv, n -> comm.allReduce(send, 0, recv, 0, n, ReduceOp.SUM, stream));
       if (ranks == 1) {
         return;
@@ -151,7 +156,7 @@ final class WorldBenchmark {
       single(route, recv, n -> comm.allReduce(send, 0, recv, 0, n, ReduceOp.SUM, stream));
     }
 
-    private void device(DeviceBuffer send, DeviceBuffer recv) throws Exception {
+    private void device(DeviceBuffer send, DeviceBuffer recv) {
       try (DeviceCommunicator dev = DeviceCommunicator.create(comm, PATIENCE);
           LsaWindow in = LsaWindow.create(comm, maxCount * Float.BYTES);
           LsaWindow out = LsaWindow.create(comm, maxCount * Float.BYTES)) {
@@ -198,12 +203,11 @@ final class WorldBenchmark {
         }
         tasks(dev, send, recv);
         dev.throwIfFailed();
-        meet();
+        meeting.await(PATIENCE);
       }
     }
 
-    private void tasks(DeviceCommunicator dev, DeviceBuffer send, DeviceBuffer recv)
-        throws Exception {
+    private void tasks(DeviceCommunicator dev, DeviceBuffer send, DeviceBuffer recv) {
       try (TaskQueue queue = TaskQueue.create(dev)) {
         Ticket[] tickets = new Ticket[TASKS];
         Arrays.setAll(tickets, i -> queue.ticket());
@@ -233,19 +237,19 @@ final class WorldBenchmark {
             };
         print("task", "allReduce", bytes, "us", time(appended.length, TASKS, many));
         for (int i = 0; i < appended.length; i++) {
-          meet();
+          meeting.await(PATIENCE);
           many.run();
           appended[i] = appended[appended.length - 1];
         }
         print("task", "append", bytes, "us", slowest(appended));
         allocated("task", one);
         overlap(queue);
-        meet();
+        meeting.await(PATIENCE);
       }
     }
 
     /** All-reduce of each iteration while the next one is computed; f(x) = x, so sums are exact. */
-    private void overlap(TaskQueue queue) throws Exception {
+    private void overlap(TaskQueue queue) {
       int count = quick ? 1 << 10 : 64 << 10;
       int iterations = quick ? 4 : 50;
       int rounds = quick ? 4 : 256;
@@ -255,7 +259,7 @@ final class WorldBenchmark {
         fill(in);
         work.fill((byte) 0, stream);
         stream.synchronize();
-        meet();
+        meeting.await(PATIENCE);
         for (TaskOverlap.Parts parts :
             new TaskOverlap.Parts[] {
               TaskOverlap.Parts.BOTH, TaskOverlap.Parts.COMPUTE, TaskOverlap.Parts.COMMUNICATE
@@ -278,7 +282,7 @@ final class WorldBenchmark {
       }
     }
 
-    private void allReduce(String route, DeviceBuffer recv, Operation operation) throws Exception {
+    private void allReduce(String route, DeviceBuffer recv, Operation operation) {
       for (long bytes : sizes) {
         measure(route, "allReduce", bytes, recv, new Expected(n -> n, this::sum), operation);
       }
@@ -287,13 +291,15 @@ final class WorldBenchmark {
       }
     }
 
-    private void functions(String route, DeviceBuffer recv, Operation[] operations)
-        throws Exception {
+    private void functions(String route, DeviceBuffer recv, Operation[] operations) {
       String[] names = {
         "reduceScatter", "allGather", "broadcast", "reduce", "allToAll", "sendRecv"
       };
       for (int k = 0; k < names.length; k++) {
         for (long bytes : sizes) {
+          if (bytes < (long) Float.BYTES * ranks) {
+            continue;
+          }
           int part = (int) (bytes / Float.BYTES / ranks);
           int previous = (r + ranks - 1) % ranks;
           Expected expected =
@@ -311,7 +317,7 @@ final class WorldBenchmark {
     }
 
     /** Launch and wait, as a program does that needs the result at once. */
-    private void single(String route, DeviceBuffer recv, Operation operation) throws Exception {
+    private void single(String route, DeviceBuffer recv, Operation operation) {
       long bytes = 4 << 10;
       long count = bytes / Float.BYTES;
       Runnable one =
@@ -324,11 +330,11 @@ final class WorldBenchmark {
     }
 
     /** What the call takes until it returns. */
-    private void launch(String route, Operation operation) throws Exception {
+    private void launch(String route, Operation operation) {
       int times = 20;
       double[] us = new double[quick ? 3 : 100];
       for (int i = -us.length; i < us.length; i++) {
-        meet();
+        meeting.await(PATIENCE);
         long start = System.nanoTime();
         for (int k = 0; k < times; k++) {
           operation.enqueue(16);
@@ -348,18 +354,18 @@ final class WorldBenchmark {
         long bytes,
         DeviceBuffer recv,
         Expected expected,
-        Operation enqueue)
-        throws Exception {
+        Operation enqueue) {
       long count = bytes / Float.BYTES;
       check(route + " " + operation, recv, expected, count, () -> enqueue.enqueue(count));
-      int times = quick ? 3 : bytes >= 16 << 20 ? 4 : 40;
-      int repetitions = quick ? 3 : bytes >= 16 << 20 ? 7 : 15;
+      boolean large = bytes >= 16 << 20;
+      int times = quick || large ? 3 : 40;
+      int repetitions = quick ? 3 : large ? 5 : 15;
       double[] device = new double[repetitions];
       double[] wall = new double[repetitions];
       try (CudaEvent start = CudaEvent.create(rank.device());
           CudaEvent end = CudaEvent.create(rank.device())) {
         for (int i = -2; i < repetitions; i++) {
-          meet();
+          meeting.await(PATIENCE);
           long from = System.nanoTime();
           start.record(stream);
           for (int k = 0; k < times; k++) {
@@ -372,17 +378,17 @@ final class WorldBenchmark {
             device[i] = end.millisSince(start) * 1e3 / times;
           }
         }
-        meet(); // an event that is freed may wait for the device
+        meeting.await(PATIENCE); // an event that is freed may wait for the device
       }
       print(route, operation, bytes, "us", slowest(wall));
       print(route, operation, bytes, "us by events", slowest(device));
     }
 
     /** Samples in us for one of {@code times} that a run does. */
-    private double[] time(int repetitions, int times, Runnable run) throws Exception {
+    private double[] time(int repetitions, int times, Runnable run) {
       double[] us = new double[repetitions];
       for (int i = -Math.min(repetitions, 20); i < repetitions; i++) {
-        meet();
+        meeting.await(PATIENCE);
         long start = System.nanoTime();
         run.run();
         if (i >= 0) {
@@ -393,13 +399,13 @@ final class WorldBenchmark {
     }
 
     /** Bytes on the Java heap for one operation, once it is compiled. */
-    private void allocated(String route, Runnable operation) throws Exception {
+    private void allocated(String route, Runnable operation) {
       ThreadMXBean threads = (ThreadMXBean) ManagementFactory.getThreadMXBean();
       int batch = 50;
       int warmUp = quick ? 20 : 400;
       double[] bytes = new double[quick ? 3 : 50];
       for (int i = -warmUp; i < bytes.length; i++) {
-        meet();
+        meeting.await(PATIENCE);
         long before = threads.getCurrentThreadAllocatedBytes();
         for (int k = 0; k < batch; k++) {
           operation.run();
@@ -421,18 +427,14 @@ final class WorldBenchmark {
       }
     }
 
-    private void meet() throws Exception {
-      barrier.await(TIMEOUT_S, TimeUnit.SECONDS);
-    }
-
     /** For each sample that of the rank which has most. */
-    private double[] slowest(double[] mine) throws Exception {
+    private double[] slowest(double[] mine) {
       double[] most = mine.clone();
       for (int i = 0; i < mine.length; i++) {
         latest[r] = mine[i];
-        meet();
+        meeting.await(PATIENCE);
         most[i] = Arrays.stream(latest).max().getAsDouble();
-        meet();
+        meeting.await(PATIENCE);
       }
       return most;
     }
@@ -466,14 +468,13 @@ final class WorldBenchmark {
 
     /** Runs it once on cleared memory and looks at both ends of what it leaves. */
     private void check(
-        String what, DeviceBuffer recv, Expected expected, long count, Runnable operation)
-        throws Exception {
+        String what, DeviceBuffer recv, Expected expected, long count, Runnable operation) {
       recv.fill((byte) 0xff, stream); // NaN
       stream.synchronize();
-      meet();
+      meeting.await(PATIENCE);
       operation.run();
       stream.synchronize();
-      meet();
+      meeting.await(PATIENCE);
       long filled = expected.written.applyAsLong(count);
       float[] got = new float[(int) Math.min(filled, CHECKED)];
       for (long from : new long[] {0, filled - got.length}) {
@@ -491,7 +492,7 @@ final class WorldBenchmark {
           }
         }
       }
-      meet();
+      meeting.await(PATIENCE);
     }
   }
 }
