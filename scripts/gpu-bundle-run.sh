@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs the demo, the doctor or the tests of nccl-ffm from this folder. The host needs an NVIDIA driver, libcudart and libnccl.
+# Runs the demo, the doctor, the tests or the benchmarks of nccl-ffm from this folder. The host needs an NVIDIA driver,
+# libcudart and libnccl.
 set -euo pipefail
 
 usage() {
@@ -7,6 +8,8 @@ usage() {
 usage: run.sh demo [ARGUMENT...]   the demo: --ranks N, --processes ...
        run.sh doctor [ARGUMENT...] what is wrong with this machine, and what helps: --json, --no-self-test ...
        run.sh test [ARGUMENT...]   the tests; arguments as of JUnit's console launcher, for example -c CLASS
+       run.sh bench FOLDER [quick]    all benchmarks, within ten minutes; results go to FOLDER/date-gpu
+       run.sh compare OLD NEW         two results.json: what has become slower against the rest of its run
 
 environment:
   NCCLFFM_BACKEND   cuda (default) or cpu
@@ -60,7 +63,7 @@ stop_mps() {
 
 command=${1:-}
 case $command in
-  demo | doctor | test) shift ;;
+  demo | doctor | test | bench | compare) shift ;;
   *)
     usage >&2
     exit 2
@@ -71,4 +74,6 @@ case $command in
   demo) java io.ncclffm.benchmarks.Demo "$@" ;;
   doctor) java io.ncclffm.device.doctor.Doctor "$@" ;;
   test) tests "$@" ;;
+  bench) java io.ncclffm.benchmarks.Bench "$here/native-test" "$@" ;;
+  compare) java io.ncclffm.benchmarks.Compare "$@" ;;
 esac
