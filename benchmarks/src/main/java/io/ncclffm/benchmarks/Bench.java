@@ -2,8 +2,10 @@ package io.ncclffm.benchmarks;
 
 import java.io.File;
 import java.io.IOException;
+import java.io.InputStream;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.nio.file.StandardCopyOption;
 import java.time.LocalDate;
 import java.util.ArrayList;
 import java.util.LinkedHashMap;
@@ -99,6 +101,15 @@ public final class Bench {
     libraries.put("NCCLFFM_BACKEND", backend);
     libraries.put("NCCLFFM_NCCL", told.get("libnccl"));
     libraries.put("NCCLFFM_CUDART", told.get("libcudart"));
+    Path copy = Files.createTempFile("libncclffm_cpu", ".so");
+    if (!Files.exists(Path.of(told.get("libnccl")))) {
+      // The CPU backend out of a jar: the file that Java has opened is gone.
+      String resource = "/META-INF/ncclffm/linux-" + architecture() + "/libncclffm_cpu.so";
+      try (InputStream in = Measure.class.getResourceAsStream(resource)) {
+        Files.copy(in, copy, StandardCopyOption.REPLACE_EXISTING);
+      }
+      libraries.replaceAll((name, file) -> name.equals("NCCLFFM_BACKEND") ? file : copy.toString());
+    }
     facts.add("sharing a GPU: " + new TreeMap<>(SHARING) + ", NCCL_MAX_CTAS 8, 4 with 8 ranks");
     machine();
     clocks("before");
@@ -112,10 +123,15 @@ public final class Bench {
         }
       }
     }
+    Files.delete(copy);
     clocks("after");
     facts.add(String.format(Locale.ROOT, "took %.0f s", elapsed()));
     new Results(command(), facts, Results.rows(lines)).write(folder);
     System.out.println(folder);
+  }
+
+  private static String architecture() {
+    return System.getProperty("os.arch").replace("amd64", "x86_64");
   }
 
   private double elapsed() {
