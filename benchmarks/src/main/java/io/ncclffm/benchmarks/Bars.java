@@ -182,7 +182,9 @@ final class Bars {
     for (String call : Measure.CALLS) {
       double c = median("c", "host", call, 1, 0, "ns");
       double ns = median("java", "host", call, 1, 0, "ns");
+      double javacpp = median("javacpp", "host", call, 1, 0, "ns");
       atMost(call + ", ns more than C", 1, 10, ns - c);
+      atMost(call + ", Java / JavaCPP", 1, 1, ns / javacpp);
     }
     for (int n : new int[] {1, 2, 4, 8}) {
       double c = c("host", "launch allReduce", n, 64);

@@ -5,15 +5,16 @@ import java.io.IOException;
 import java.io.InputStream;
 import java.nio.file.Files;
 import java.nio.file.Path;
-import java.nio.file.StandardCopyOption;
 import java.time.LocalDate;
 import java.util.ArrayList;
+import java.util.Comparator;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Locale;
 import java.util.Map;
 import java.util.TreeMap;
 import java.util.concurrent.TimeUnit;
+import java.util.stream.Stream;
 
 /**
  * Runs every measurement, each in a process of its own: Java ({@link Measure}) and its C twins turn
@@ -56,10 +57,12 @@ public final class Bench {
   private final List<Work> work = new ArrayList<>();
   private final Map<String, Double> took = new LinkedHashMap<>();
   private final Map<String, String> libraries = new TreeMap<>();
+  private final Path temporary;
   private Path folder;
   private boolean failed;
 
-  private Bench(Path programs, Path folder, boolean quick) {
+  private Bench(Path programs, Path folder, boolean quick) throws IOException {
+    this.temporary = Files.createTempDirectory("nccl-ffm-bench");
     this.programs = programs;
     this.folder = folder;
     this.quick = quick;
@@ -84,7 +87,7 @@ public final class Bench {
 
   private void run() throws IOException, InterruptedException {
     Path log = Files.createTempFile("facts", ".txt");
-    boolean known = execute(new Work("facts", java("facts"), Map.of(), false), log);
+    boolean known = execute(new Work("facts", java(Measure.class, "facts"), Map.of(), false), log);
     Map<String, String> told = new LinkedHashMap<>();
     for (String line : Files.readAllLines(log)) {
       String[] fields = line.split("\t");
@@ -98,18 +101,7 @@ public final class Bench {
     }
     Files.delete(log);
     String backend = told.get("backend");
-    libraries.put("NCCLFFM_BACKEND", backend);
-    libraries.put("NCCLFFM_NCCL", told.get("libnccl"));
-    libraries.put("NCCLFFM_CUDART", told.get("libcudart"));
-    Path copy = Files.createTempFile("libncclffm_cpu", ".so");
-    if (!Files.exists(Path.of(told.get("libnccl")))) {
-      // The CPU backend out of a jar: the file that Java has opened is gone.
-      String resource = "/META-INF/ncclffm/linux-" + architecture() + "/libncclffm_cpu.so";
-      try (InputStream in = Measure.class.getResourceAsStream(resource)) {
-        Files.copy(in, copy, StandardCopyOption.REPLACE_EXISTING);
-      }
-      libraries.replaceAll((name, file) -> name.equals("NCCLFFM_BACKEND") ? file : copy.toString());
-    }
+    libraries(backend, told);
     facts.add("sharing a GPU: " + new TreeMap<>(SHARING) + ", NCCL_MAX_CTAS 8, 4 with 8 ranks");
     machine();
     clocks("before");
@@ -120,18 +112,49 @@ public final class Bench {
       for (Work one : work) {
         if (round == 1 || one.again) {
           measure(one, round);
+          write(); // whatever ends this process
         }
       }
     }
-    Files.delete(copy);
     clocks("after");
     facts.add(String.format(Locale.ROOT, "took %.0f s", elapsed()));
-    new Results(command(), facts, Results.rows(lines)).write(folder);
+    write();
+    try (Stream<Path> files = Files.walk(temporary)) {
+      for (Path file : files.sorted(Comparator.reverseOrder()).toList()) {
+        Files.delete(file);
+      }
+    }
     System.out.println(folder);
   }
 
-  private static String architecture() {
-    return System.getProperty("os.arch").replace("amd64", "x86_64");
+  /**
+   * Tells the C twins which libraries Java has taken, and JavaCPP, which finds them by their names.
+   */
+  private void libraries(String backend, Map<String, String> told) throws IOException {
+    Path nccl = Path.of(told.get("libnccl"));
+    Path cudart = Path.of(told.get("libcudart"));
+    if (backend.equals("cpu")) {
+      if (!Files.exists(nccl)) {
+        // Out of a jar: the file that Java has opened is gone.
+        nccl = temporary.resolve("libncclffm_cpu.so");
+        String architecture = System.getProperty("os.arch").replace("amd64", "x86_64");
+        String resource = "/META-INF/ncclffm/linux-" + architecture + "/" + nccl.getFileName();
+        try (InputStream in = Bench.class.getResourceAsStream(resource)) {
+          Files.copy(in, nccl);
+        }
+        cudart = nccl;
+      }
+      Files.createSymbolicLink(temporary.resolve("libcuda.so.1"), nccl);
+    }
+    Files.createSymbolicLink(temporary.resolve("libnccl.so.2"), nccl);
+    Files.createSymbolicLink(temporary.resolve("libcudart.so.13"), cudart);
+    libraries.put("NCCLFFM_BACKEND", backend);
+    libraries.put("NCCLFFM_NCCL", nccl.toString());
+    libraries.put("NCCLFFM_CUDART", cudart.toString());
+  }
+
+  private void write() throws IOException {
+    new Results(command(), facts, Results.rows(lines)).write(folder);
   }
 
   private double elapsed() {
@@ -190,22 +213,33 @@ public final class Bench {
     String quickly = Boolean.toString(quick);
     for (String call : quick ? Measure.CALLS.subList(0, 1) : Measure.CALLS) {
       both("calls-" + call, 1, "calls", quickly, call);
+      javaCpp(quickly, call);
     }
     java("calls-api", 1, "calls", quickly, "api");
     both("start", 1, "start", quickly, NOW);
-    for (int ranks : quick ? new int[] {2} : new int[] {2, 4, 8, 1}) {
-      both("world-" + ranks, ranks, "world", quickly, Integer.toString(ranks));
-    }
-    if (!cuda) {
+    world(2);
+    if (quick) {
       return;
     }
-    program("task_cuda_test", "task_cuda_test", 8, false, "1", "0", "s");
-    for (int ranks : new int[] {2, 4, 8}) {
-      program("device_route-" + ranks, "device_route", ranks, false, "1", Integer.toString(ranks));
+    int[] several = {2, 4, 8};
+    if (cuda) {
+      program("task_cuda_test", "task_cuda_test", 8, false, "1", "0", "s");
+      for (int n : several) {
+        program("device_route-" + n, "device_route", n, false, "1", Integer.toString(n));
+      }
     }
-    for (int ranks : new int[] {2, 4, 8}) {
-      program("fused_route-" + ranks, "fused_route", ranks, false, "1", Integer.toString(ranks));
+    world(4);
+    world(8);
+    if (cuda) {
+      for (int n : several) {
+        program("fused_route-" + n, "fused_route", n, false, "1", Integer.toString(n));
+      }
     }
+    world(1);
+  }
+
+  private void world(int ranks) {
+    both("world-" + ranks, ranks, "world", Boolean.toString(quick), Integer.toString(ranks));
   }
 
   private void both(String name, int ranks, String... arguments) {
@@ -214,7 +248,20 @@ public final class Bench {
   }
 
   private void java(String name, int ranks, String... arguments) {
-    work.add(new Work("java-" + name, java(arguments), sharing(ranks), true));
+    work.add(new Work("java-" + name, java(Measure.class, arguments), sharing(ranks), true));
+  }
+
+  private void javaCpp(String quickly, String call) {
+    if (Bench.class.getResource("/org/bytedeco/cuda/linux-x86_64/libjninccl.so") == null) {
+      facts.add("left out: javacpp-calls-" + call + ", its libraries are not on the class path");
+      return;
+    }
+    List<String> command = java(JavaCppCalls.class, quickly, call);
+    command.add(1, "-Dorg.bytedeco.javacpp.cachedir=" + temporary);
+    Map<String, String> environment = new TreeMap<>(libraries);
+    String others = System.getenv("LD_LIBRARY_PATH");
+    environment.put("LD_LIBRARY_PATH", temporary + (others == null ? "" : ":" + others));
+    work.add(new Work("javacpp-calls-" + call, command, environment, true));
   }
 
   private void program(String name, String program, int ranks, boolean again, String... arguments) {
@@ -240,7 +287,7 @@ public final class Bench {
   }
 
   /** A virtual machine as this one, which measures. */
-  private List<String> java(String... arguments) {
+  private List<String> java(Class<?> main, String... arguments) {
     List<String> command = new ArrayList<>();
     command.add(Path.of(System.getProperty("java.home"), "bin", "java").toString());
     command.add("--enable-native-access=ALL-UNNAMED");
@@ -254,7 +301,7 @@ public final class Bench {
         .forEach(name -> command.add("-D" + name + "=" + System.getProperty(name)));
     command.add("-cp");
     command.add(System.getProperty("java.class.path"));
-    command.add(Measure.class.getName());
+    command.add(main.getName());
     command.addAll(List.of(arguments));
     return command;
   }

@@ -34,8 +34,6 @@ public final class Measure {
   static final List<String> CALLS =
       List.of("ncclGetVersion", "ncclCommCount", "cudaGetDevice", "ncclGroupStart+End");
 
-  private static volatile int sink;
-
   private Measure() {}
 
   /** {@code facts}, {@code calls QUICK CALL}, {@code world QUICK RANKS}, {@code start QUICK NS}. */
@@ -70,6 +68,18 @@ public final class Measure {
   /** Prints the samples of one fork. */
   static void print(
       String route, String operation, int ranks, long bytes, String unit, double... samples) {
+    print(backend(), "java", route, operation, ranks, bytes, unit, samples);
+  }
+
+  static void print(
+      String backend,
+      String language,
+      String route,
+      String operation,
+      int ranks,
+      long bytes,
+      String unit,
+      double... samples) {
     String values =
         Arrays.stream(samples)
             .mapToObj(sample -> String.format(Locale.ROOT, "%.4f", sample))
@@ -78,8 +88,8 @@ public final class Measure {
         String.join(
             "\t",
             Row.MARK,
-            backend(),
-            "java",
+            backend,
+            language,
             route,
             operation,
             Integer.toString(ranks),
@@ -128,6 +138,11 @@ public final class Measure {
   }
 
   private static void call(String route, String name, boolean quick, IntSupplier call) {
+    print(route, name, 1, 0, "ns", nanos(name, quick, call));
+  }
+
+  /** What a call takes that gives 0; called once in a process, so that it is compiled for that. */
+  static double[] nanos(String name, boolean quick, IntSupplier call) {
     int batch = quick ? 1_000 : 100_000;
     int warmUp = quick ? 20 : 30;
     double[] ns = new double[quick ? 5 : 30];
@@ -138,7 +153,6 @@ public final class Measure {
         results |= call.getAsInt();
       }
       long took = System.nanoTime() - start;
-      sink = results;
       if (results != 0) {
         throw new IllegalStateException(name + " failed");
       }
@@ -146,7 +160,7 @@ public final class Measure {
         ns[i] = (double) took / batch;
       }
     }
-    print(route, name, 1, 0, "ns", ns);
+    return ns;
   }
 
   /**

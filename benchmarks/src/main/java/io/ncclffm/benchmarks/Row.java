@@ -7,7 +7,7 @@ import java.util.Arrays;
  * language and route can be compared.
  *
  * @param backend cuda or cpu
- * @param language java or c
+ * @param language java, c or javacpp
  * @param route host, device, fused, task, ...; "host" is what the others are compared with
  * @param operation such as allReduce
  * @param bytes of the larger buffer of a rank, as nccl-tests counts them; 0 where there is none

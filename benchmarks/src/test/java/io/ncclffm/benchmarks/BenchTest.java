@@ -47,6 +47,7 @@ class BenchTest {
         List.of(
             "java host ncclGetVersion, 1 ranks, 0 B, in ns",
             "c host ncclGetVersion, 1 ranks, 0 B, in ns",
+            "javacpp host ncclGetVersion, 1 ranks, 0 B, in ns",
             "java api ncclGroupStart+End, 1 ranks, 0 B, in ns",
             "java host start, 1 ranks, 0 B, in ms",
             "java host allReduce, 2 ranks, 4096 B, in us",
