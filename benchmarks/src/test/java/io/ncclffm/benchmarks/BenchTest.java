@@ -53,6 +53,8 @@ class BenchTest {
             "java host allReduce, 2 ranks, 4096 B, in us",
             "c host allReduce, 2 ranks, 4096 B, in us by events",
             "c host sendRecv, 2 ranks, 64 B, in us",
+            "java host-symmetric allReduce, 2 ranks, 4096 B, in us",
+            "c host-symmetric allReduce, 2 ranks, 64 B, in us",
             "java device LL128 RING allReduce, 2 ranks, 4096 B, in us",
             "java device allToAll, 2 ranks, 64 B, in us",
             "java fused 2x+1, allReduce, sqrt, 2 ranks, 4096 B, in us",
