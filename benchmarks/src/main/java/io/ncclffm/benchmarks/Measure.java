@@ -107,9 +107,10 @@ public final class Measure {
 
   /** A downcall that does next to nothing, with one rank; one a process, so that it is inlined. */
   private static void calls(boolean quick, String name) {
-    try (LocalWorld world = LocalWorld.open(1);
-        Arena arena = Arena.ofShared()) {
-      MemorySegment out = arena.allocate(ADDRESS);
+    try (LocalWorld world = LocalWorld.open(1)) {
+      // Each call would count itself in and out of a shared arena, which takes longer than the
+      // call.
+      MemorySegment out = Arena.global().allocate(ADDRESS);
       Runnable nothing = () -> {};
       world.run(
           rank -> {
