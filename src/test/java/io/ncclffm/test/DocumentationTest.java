@@ -75,6 +75,10 @@ class DocumentationTest {
         "mvn -q -Pdoctor",
         "mvn -pl src/test test");
     runBy("benchmarks/results/2026-11-29-cpu/README.md", "mvn -Pjmh", "mvn -Pjmh");
+    String benchmarks = "benchmarks/src/test/java/io/ncclffm/benchmarks/";
+    runBy(benchmarks + "BenchTest.java", "Bench.run", "./run.sh bench");
+    runBy(benchmarks + "CompareTest.java", "Compare.", "benchmarks/compare");
+    runBy("benchmarks/pom.xml", "jmh-jar", "mvn -Pjmh-jar package", "java -jar benchmarks.jar");
     runBy("native/pom.xml", "build-native.sh", "scripts/build-native.sh test");
     runBy("scripts/build-native.sh", "ctest --output-on-failure", "ctest");
     runBy("native/test/device/CMakeLists.txt", "model/run.sh", "sh native/model/run.sh");
