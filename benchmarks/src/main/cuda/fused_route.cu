@@ -155,7 +155,7 @@ Figures measured(World &world, size_t bytes, const Subject &subject, const Enque
   return f;
 }
 
-// What the issue asks for, for ratios of a scale step; 0: nothing.
+// The least ratio that is asked of a scale step; 0: none.
 double barOf(int nRanks, size_t bytes, bool single) {
   if (single) return bytes > (64 << 10) ? 0 : nRanks == 2 ? 2 : nRanks == 4 ? 1.5 : nRanks == 8 ? 1.8 : 0;
   if (bytes <= (64 << 10)) return nRanks == 2 ? 3 : 2.5;
@@ -164,6 +164,10 @@ double barOf(int nRanks, size_t bytes, bool single) {
 }
 
 void printed(const char *what, const Figures &fused, const Figures &other, int nRanks = 0, size_t bytes = 0) {
+  if (fused.kernels != 1) {
+    fprintf(stderr, "FAILED: %s: %d kernels in a fused step\n", what, fused.kernels);
+    ++failures;
+  }
   auto bar = [&](bool single) {
     char text[32] = "";
     const double least = nRanks == 0 ? 0 : barOf(nRanks, bytes, single);
