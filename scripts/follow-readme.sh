@@ -7,6 +7,12 @@
 # Usage: follow-readme.sh [FOLDER]      default: a temporary one, removed afterwards
 set -euo pipefail
 
+java=$(java --version | head -1)
+if [[ ! $java =~ ^[a-z]+\ ([0-9]+) ]] || ((BASH_REMATCH[1] < 25)); then
+  echo "follow-readme.sh: needs the java of a JDK 25 first on the PATH, there is $java" >&2
+  exit 1
+fi
+
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 if [[ -n ${1:-} ]]; then
   folder=$1
