@@ -27,6 +27,7 @@ final class ChildJvm implements AutoCloseable {
     private final List<String> options = new ArrayList<>();
     private final ProcessBuilder process = new ProcessBuilder();
     private boolean nativeAccess = true;
+    private String classPath = System.getProperty("java.class.path");
 
     private Setup(Class<?> main, String... arguments) {
       // The environment as this JVM was started with, not as it was changed for a shared GPU since.
@@ -53,6 +54,11 @@ final class ChildJvm implements AutoCloseable {
 
     Setup environment(String name, Object value) {
       process.environment().put(name, value.toString());
+      return this;
+    }
+
+    Setup classPath(String entries) {
+      classPath = entries;
       return this;
     }
 
@@ -88,7 +94,7 @@ final class ChildJvm implements AutoCloseable {
       command.add("-XX:+UseSerialGC");
       command.addAll(options);
       command.add("-cp");
-      command.add(System.getProperty("java.class.path"));
+      command.add(classPath);
       properties.forEach((name, value) -> command.add("-D" + name + "=" + value));
       command.add(main.getName());
       command.addAll(arguments);
@@ -108,6 +114,13 @@ final class ChildJvm implements AutoCloseable {
   private ChildJvm(Process process) {
     this.process = process;
     this.reader = Thread.ofPlatform().daemon().name("output of a child JVM").start(this::read);
+  }
+
+  /** Whether a program that starts another one can do so here. */
+  static boolean runs(List<String> program) throws IOException, InterruptedException {
+    List<String> command = new ArrayList<>(program);
+    command.add("true");
+    return new ProcessBuilder(command).redirectErrorStream(true).start().waitFor() == 0;
   }
 
   static Setup of(Class<?> main, String... arguments) {

@@ -18,15 +18,19 @@ final class CpuLibrary {
 
   private CpuLibrary() {}
 
+  /** The folder of this platform's libraries in the jar. */
+  static String platform() {
+    String arch = System.getProperty("os.arch").replace("amd64", "x86_64");
+    return System.getProperty("os.name").toLowerCase(Locale.ROOT) + "-" + arch;
+  }
+
   static Path copyTo(Path folder, String name) throws IOException {
     Path copy = Files.createDirectories(folder).resolve(name);
     @Nullable String shim = System.getProperty("ncclffm.shim");
     if (shim != null && shim.endsWith(NAME)) {
       return Files.copy(Path.of(shim), copy);
     }
-    String arch = System.getProperty("os.arch").replace("amd64", "x86_64");
-    String os = System.getProperty("os.name").toLowerCase(Locale.ROOT);
-    String resource = "/META-INF/ncclffm/" + os + "-" + arch + "/" + NAME;
+    String resource = "/META-INF/ncclffm/" + platform() + "/" + NAME;
     try (@Nullable InputStream in = CpuLibrary.class.getResourceAsStream(resource)) {
       if (in == null) {
         return abort(resource + " is not on the class path");

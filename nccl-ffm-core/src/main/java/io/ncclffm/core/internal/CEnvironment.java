@@ -8,11 +8,13 @@ public final class CEnvironment {
 
   /** The value that C code sees now, or null. */
   public static @Nullable String get(String name) {
+    NativeAccess.require();
     return Libc.getenv(name);
   }
 
   /** Sets a variable that is not set yet; a value set by the user stays. */
   public static void setIfUnset(String name, String value) {
+    NativeAccess.require();
     Libc.setenvIfUnset(name, value);
   }
 }

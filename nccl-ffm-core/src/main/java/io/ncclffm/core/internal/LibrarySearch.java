@@ -3,17 +3,21 @@ package io.ncclffm.core.internal;
 import io.ncclffm.core.NativeLibraryException;
 import java.io.IOException;
 import java.io.InputStream;
+import java.io.OutputStream;
 import java.lang.foreign.MemorySegment;
+import java.net.JarURLConnection;
 import java.net.URI;
 import java.net.URL;
+import java.net.URLConnection;
 import java.nio.file.DirectoryStream;
 import java.nio.file.Files;
 import java.nio.file.Path;
-import java.nio.file.StandardCopyOption;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Locale;
 import java.util.Set;
+import java.util.zip.CRC32;
+import java.util.zip.CheckedInputStream;
 import org.jspecify.annotations.Nullable;
 
 /**
@@ -145,11 +149,17 @@ final class LibrarySearch {
       return null;
     }
     try {
-      return openBundled(resource, url);
+      found = openBundled(resource, url);
     } catch (IOException e) {
       attempts.add("  bundled " + url + ": " + e);
-      return null;
     }
+    if (found == null && !url.getProtocol().equals("file")) {
+      attempts.add(
+          "  a copy of it is opened in "
+              + System.getProperty("java.io.tmpdir")
+              + ", which needs room for it and must not be mounted noexec: -Djava.io.tmpdir=FOLDER");
+    }
+    return found;
   }
 
   private @Nullable Library openBundled(String resource, URL url) throws IOException {
@@ -157,15 +167,28 @@ final class LibrarySearch {
       String file = Path.of(URI.create(url.toString())).toString();
       return accept("bundled", file, Libc.open(file));
     }
-    // dlopen needs a file; once mapped, its name is not needed any more and nothing is left behind.
+    // dlopen needs a file: a new one of this process, which no other user can read or write. Once
+    // mapped, its name is not needed any more and nothing is left behind.
     Path copy = Files.createTempFile("ncclffm", ".so");
     try {
-      try (InputStream in = url.openStream()) {
-        Files.copy(in, copy, StandardCopyOption.REPLACE_EXISTING);
-      }
+      extract(url, copy);
       return accept("bundled (" + resource + ")", copy.toString(), Libc.open(copy.toString()));
     } finally {
       Files.delete(copy);
+    }
+  }
+
+  private static void extract(URL url, Path copy) throws IOException {
+    URLConnection connection = url.openConnection();
+    CRC32 checksum = new CRC32();
+    try (InputStream in = new CheckedInputStream(connection.getInputStream(), checksum);
+        OutputStream out = Files.newOutputStream(copy)) {
+      in.transferTo(out);
+    }
+    // Java itself does not look at it.
+    if (connection instanceof JarURLConnection jar
+        && jar.getJarEntry().getCrc() != checksum.getValue()) {
+      throw new IOException("the jar is damaged: this file's checksum is wrong");
     }
   }
 

@@ -86,6 +86,7 @@ public final class NativeLibraries {
       throw new NativeLibraryException(failure);
     }
     try {
+      NativeAccess.require();
       done = choose();
       StructLayouts.verify(done.shim);
       LOG.log(
@@ -406,6 +407,7 @@ public final class NativeLibraries {
     if (found != null) {
       return found;
     }
+    NativeAccess.require();
     LibrarySearch search = LibrarySearch.nvrtc();
     found = search.find(NVRTC_SONAMES);
     if (found == null) {

@@ -1,6 +1,7 @@
 package io.ncclffm.device.doctor;
 
 import io.ncclffm.core.Nccl;
+import io.ncclffm.core.internal.NativeAccess;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Set;
@@ -45,12 +46,6 @@ final class JavaCheck {
         "java.native-access",
         "not enabled: the JVM warns today, and refuses native calls in a later release or with"
             + " --illegal-native-access=deny",
-        "start java with " + nativeAccessFlag());
-  }
-
-  /** The option that lets the library of this process call native code. */
-  static String nativeAccessFlag() {
-    String module = Nccl.class.getModule().getName();
-    return "--enable-native-access=" + (module == null ? "ALL-UNNAMED" : module);
+        "start java with " + NativeAccess.option());
   }
 }

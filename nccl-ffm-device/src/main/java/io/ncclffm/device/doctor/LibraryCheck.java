@@ -2,6 +2,7 @@ package io.ncclffm.device.doctor;
 
 import io.ncclffm.core.Backend;
 import io.ncclffm.core.LibraryVersion;
+import io.ncclffm.core.Nccl;
 import io.ncclffm.core.Versions;
 import io.ncclffm.core.internal.NativeLibraries;
 import java.util.ArrayList;
@@ -34,14 +35,12 @@ final class LibraryCheck {
     @Nullable Throwable failure = loading.failure;
     if (failure != null) {
       findings.add(failed(failure));
-      if (isNativeAccessDenied(failure)) {
-        return findings;
-      }
     } else if (versions != null) {
       loaded(versions, findings);
     }
     // Not beside a working NCCL: a search opens what it finds.
-    if (versions == null || versions.backend() == Backend.CPU) {
+    boolean opens = Nccl.class.getModule().isNativeAccessEnabled();
+    if (opens && (versions == null || versions.backend() == Backend.CPU)) {
       NativeLibraries.searches().forEach(search -> findings.add(onThisMachine(search)));
     }
     return findings;
@@ -56,22 +55,7 @@ final class LibraryCheck {
                 : " on this machine:\n  " + String.join("\n  ", search.found())));
   }
 
-  private static boolean isNativeAccessDenied(@Nullable Throwable failure) {
-    for (@Nullable Throwable t = failure; t != null; t = t.getCause()) {
-      if (t instanceof IllegalCallerException) {
-        return true;
-      }
-    }
-    return false;
-  }
-
   static Finding failed(Throwable failure) {
-    if (isNativeAccessDenied(failure)) {
-      return Finding.error(
-          "java.native-access",
-          "native access is denied (--illegal-native-access=deny)",
-          "start java with " + JavaCheck.nativeAccessFlag());
-    }
     String message = String.valueOf(failure.getMessage());
     int at = Math.max(message.lastIndexOf(REMEDY), message.lastIndexOf(SAME_LINE_REMEDY));
     return at < 0

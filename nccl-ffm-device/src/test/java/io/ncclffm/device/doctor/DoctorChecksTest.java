@@ -132,10 +132,6 @@ class DoctorChecksTest {
     Finding search = LibraryCheck.failed(new NativeLibraryException("tried\n  a\nRemedy: name it"));
     assertEquals("tried\n  a", search.seen());
     assertEquals("name it", search.remedy());
-    Finding denied =
-        LibraryCheck.failed(
-            new ExceptionInInitializerError(new IllegalCallerException("Illegal native access")));
-    assertEquals("start java with --enable-native-access=ALL-UNNAMED", denied.remedy());
   }
 
   @Test
