@@ -1,0 +1,4 @@
+/** A program that uses nccl-ffm. */
+module example {
+  requires io.ncclffm.device;
+}
