@@ -113,8 +113,13 @@ class DoctorTest {
   }
 
   private ChildJvm.Setup copies(Path folder) throws Exception {
+    return copies(folder, "--json", "--no-self-test");
+  }
+
+  private ChildJvm.Setup copies(Path folder, String... arguments) throws Exception {
     TestRanks.assumeCpu("copies of the CPU backend play the libraries");
-    return looking()
+    return doctor(arguments)
+        .withoutLibrarySettings()
         .property("ncclffm.backend", "cuda")
         .property("ncclffm.cudart", CpuLibrary.copyTo(folder.resolve("a"), "libcudart.so.13"))
         .property("ncclffm.nccl", CpuLibrary.copyTo(folder.resolve("b"), "libnccl.so.2"))
@@ -130,6 +135,19 @@ class DoctorTest {
     Path other = CpuLibrary.copyTo(folder.resolve("d"), "libnccl.so.2");
     Result result = run(copies(folder.resolve("two")).environment("LD_PRELOAD", other));
     result.assertSevere("library.duplicate", "WARNING", other.toString(), "-Dncclffm.nccl=FILE");
+  }
+
+  /** The libraries are there and asked for, and CUDA says no. */
+  @Test
+  void withoutGpuWhereOneIsAskedFor() throws Exception {
+    Result result =
+        run(
+            copies(folder.resolve("all"), "--json")
+                .environment("NCCLFFM_CPU_FAULTS", "cudaGetDeviceCount:result=35"));
+    assertEquals(1, result.status, result.output);
+    assertEquals("OK", result.finding("library.backend").severity, result.output);
+    result.assertSevere("gpu.none", "ERROR", "cudaGetDeviceCount", "nvidia-smi");
+    assertTrue(result.finding("self-test.skipped").seen.contains("nothing"), result.output);
   }
 
   @Test

@@ -1,5 +1,6 @@
 package io.ncclffm.device.doctor;
 
+import io.ncclffm.core.CudaException;
 import io.ncclffm.core.DeviceSharing;
 import io.ncclffm.core.Nccl;
 import io.ncclffm.core.UnsupportedByLibraryException;
@@ -144,12 +145,14 @@ public final class Doctor {
               "one rank only: " + e.getMessage(),
               "two GPUs, or NCCL 2.30.3 or later, of which ranks may share a GPU"));
       return 1;
+    } catch (CudaException e) {
+      return 0; // what is loaded comes first, then the GPUs
     }
   }
 
   private List<Finding> selfTest() {
     @Nullable Versions loaded = versions;
-    if (loaded == null || !selfTest) {
+    if (loaded == null || ranks == 0) {
       String why = selfTest ? "there is nothing that it could run on" : "left out";
       return List.of(Finding.info("self-test.skipped", why));
     }

@@ -38,14 +38,15 @@ final class GpuCheck {
     if (versions == null) {
       return findings;
     }
-    DeviceTopology topology = DeviceTopology.query();
+    DeviceTopology topology;
+    try {
+      topology = DeviceTopology.query();
+    } catch (CudaException e) {
+      findings.add(none(String.valueOf(e.getMessage())));
+      return findings;
+    }
     if (topology.devices().isEmpty()) {
-      findings.add(
-          Finding.error(
-              "gpu.none",
-              "CUDA sees no device",
-              "look at the driver and at CUDA_VISIBLE_DEVICES; containers: --gpus all;"
-                  + " -Dncclffm.backend=cpu goes without"));
+      findings.add(none("CUDA sees no device"));
       return findings;
     }
     if (versions.backend() == Backend.CUDA) {
@@ -61,6 +62,14 @@ final class GpuCheck {
     }
     peerAccess(topology, findings);
     return findings;
+  }
+
+  private static Finding none(String seen) {
+    return Finding.error(
+        "gpu.none",
+        seen,
+        "look at the driver (nvidia-smi) and at CUDA_VISIBLE_DEVICES; containers: --gpus all;"
+            + " -Dncclffm.backend=cpu goes without");
   }
 
   /**
