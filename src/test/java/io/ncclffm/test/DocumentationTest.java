@@ -77,10 +77,7 @@ class DocumentationTest {
     runBy("benchmarks/results/2026-11-29-cpu/README.md", "mvn -Pjmh", "mvn -Pjmh");
     // By hand, before a release: RepositoryTest looks at what comes of it.
     runBy("pom.xml", "<id>release</id>", "mvn -Prelease deploy", "mvn -Prelease,sign deploy");
-    runBy(
-        "src/test/java/io/ncclffm/test/ConsumerTest.java",
-        "--file=",
-        "mvn -f src/test/consumer");
+    runBy("src/test/java/io/ncclffm/test/ConsumerTest.java", "--file=", "mvn -f src/test/consumer");
     String benchmarks = "benchmarks/src/test/java/io/ncclffm/benchmarks/";
     runBy(benchmarks + "BenchTest.java", "Bench.run", "./run.sh bench");
     runBy(benchmarks + "CompareTest.java", "Compare.", "benchmarks/compare");
