@@ -12,6 +12,8 @@ if [[ ! $java =~ ^[a-z]+\ ([0-9]+) ]] || ((BASH_REMATCH[1] < 25)); then
   echo "follow-readme.sh: needs the java of a JDK 25 first on the PATH, there is $java" >&2
   exit 1
 fi
+JAVA_HOME=$(dirname "$(dirname "$(realpath "$(command -v java)")")") # for the project of a user's
+export JAVA_HOME
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 if [[ -n ${1:-} ]]; then
