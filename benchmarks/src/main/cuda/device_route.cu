@@ -2,8 +2,9 @@
 // route's benchmarks. Ranks are threads of this process, rank r on GPU r % GPUS; buffers and windows are plain device
 // memory. NCCL is the library that NCCLFFM_NCCL names; without it, its columns are empty.
 //
-//   NCCLFFM_NCCL=/path/to/libnccl.so.2 device_route [GPUS]
+//   NCCLFFM_NCCL=/path/to/libnccl.so.2 device_route [GPUS [RANKS [functions]]]
 //
+// functions: those other than the all-reduce, inside a kernel; without it, the all-reduce by every way.
 // Figures are medians, in microseconds an operation; "in kernel" is the slowest block of the slowest rank. Floors: of
 // latency, a loop that does no more than exchange and add lines with flags (no epoch in memory, no checks, no
 // deadline, no status); of bytes, what all ranks together load and store at the memory's peak rate.
@@ -21,26 +22,41 @@ void clear(World &world, size_t count, const std::function<float *(int)> &recv) 
   world.synchronize();
 }
 
-// Looks at both ends of what an all-reduce of send + offset has left.
+// The element of rank p's send buffer that belongs into the sum at element i of what rank r receives, or kNone.
+using Source = std::function<size_t(int r, size_t i, int p)>;
+constexpr size_t kNone = ~size_t{0};
+
+// Elements from ... from + n - 1 of what every rank has received.
+void checkElements(World &world, const char *what, const std::function<float *(int)> &recv, size_t from, size_t n,
+                   const Source &source) {
+  std::vector<float> got(n);
+  for (int r = 0; r < world.size(); ++r) {
+    World::use(r);
+    CUDA(cudaMemcpy(got.data(), recv(r) + from, n * sizeof(float), cudaMemcpyDeviceToHost));
+    for (size_t i = 0; i < n; ++i) {
+      double sum = 0, magnitude = 0;
+      int summands = 0;
+      for (int p = 0; p < world.size(); ++p) {
+        const size_t at = source(r, from + i, p);
+        if (at == kNone) continue;
+        const double x = contribution(p, kFilled, at);
+        sum += x;
+        magnitude += std::fabs(x);
+        ++summands;
+      }
+      if (summands == 0 || std::fabs(got[i] - sum) <= magnitude * (summands - 1) * 0x1p-23) continue;
+      check(false, what, r, static_cast<long long>(from + i), world.size());
+      break;
+    }
+  }
+}
+
+// Both ends of what an all-reduce of send + offset has left.
 void checkSums(World &world, const char *what, size_t count, const std::function<float *(int)> &recv,
                size_t offset = 0) {
-  std::vector<float> got(std::min<size_t>(count, 1024));
-  for (size_t from : {size_t{0}, count - got.size()}) {
-    for (int r = 0; r < world.size(); ++r) {
-      World::use(r);
-      CUDA(cudaMemcpy(got.data(), recv(r) + from, got.size() * sizeof(float), cudaMemcpyDeviceToHost));
-      for (size_t i = 0; i < got.size(); ++i) {
-        double sum = 0, magnitude = 0;
-        for (int p = 0; p < world.size(); ++p) {
-          const double x = contribution(p, kFilled, offset + from + i);
-          sum += x;
-          magnitude += std::fabs(x);
-        }
-        if (std::fabs(got[i] - sum) <= magnitude * world.size() * 0x1p-23) continue;
-        check(false, what, static_cast<long long>(count), r, static_cast<long long>(from + i));
-        break;
-      }
-    }
+  const size_t n = std::min<size_t>(count, 1024);
+  for (size_t from : {size_t{0}, count - n}) {
+    checkElements(world, what, recv, from, n, [&](int, size_t i, int) { return offset + i; });
   }
 }
 
@@ -57,6 +73,47 @@ __global__ void __launch_bounds__(512, 1) loopKernel(const __grid_constant__ Dev
   for (int i = 0; i <= times && r == ncclSuccess; ++i) {
     r = ncclDevAllReduce(session, in, out, perBlock, ncclFloat32, ncclSum);
     if (i == 0) start = nowNs();
+  }
+  if (threadIdx.x == 0) ns[blockIdx.x] = nowNs() - start;
+}
+
+// The same of another function; perBlock is of the larger buffer, of which each rank has one part.
+template <ncclFfmFunction kFunction>
+__global__ void __launch_bounds__(512, 1) functionKernel(const __grid_constant__ DevComm comm, const float *send,
+                                                         float *recv, size_t perBlock, int times, uint64_t *ns) {
+  if (times == 0) return;
+  const float *in = send + perBlock * blockIdx.x;
+  float *out = recv + perBlock * blockIdx.x;
+  const size_t part = perBlock / comm.nRanks;
+  const int channel = static_cast<int>(blockIdx.x);
+  const int next = (comm.rank + 1) % comm.nRanks, previous = (comm.rank + comm.nRanks - 1) % comm.nRanks;
+  uint64_t start = 0;
+  ncclResult_t r = ncclSuccess;
+  auto loop = [&](auto call) {
+    for (int i = 0; i <= times && r == ncclSuccess; ++i) {
+      r = call();
+      if (i == 0) start = nowNs();
+    }
+  };
+  if constexpr (kFunction == ncclFfmFunctionSendRecv) {
+    loop([&] { return ncclDevSendRecv(CoopBlock(), comm, in, next, out, previous, perBlock, ncclFloat32, channel); });
+  } else {
+    ChannelSession<CoopBlock> session(CoopBlock(), comm, channel, kFunction);
+    loop([&] {
+      if constexpr (kFunction == ncclFfmFunctionReduceScatter) {
+        return ncclDevReduceScatter(session, in, out, part, ncclFloat32, ncclSum);
+      } else if constexpr (kFunction == ncclFfmFunctionAllGather) {
+        return ncclDevAllGather(session, in, out, part, ncclFloat32);
+      } else if constexpr (kFunction == ncclFfmFunctionBroadcast) {
+        return ncclDevBroadcast(session, in, out, perBlock, ncclFloat32, 0);
+      } else if constexpr (kFunction == ncclFfmFunctionReduce) {
+        return ncclDevReduce(session, in, out, perBlock, ncclFloat32, ncclSum, 0);
+      } else if constexpr (kFunction == ncclFfmFunctionAllToAll) {
+        return ncclDevAllToAll(session, in, out, part, ncclFloat32);
+      } else {
+        return ncclDevBarrier(session);
+      }
+    });
   }
   if (threadIdx.x == 0) ns[blockIdx.x] = nowNs() - start;
 }
@@ -148,7 +205,7 @@ std::vector<double> inKernel(World &world, size_t bytes, int blocks, int threads
     }
     us.push_back(static_cast<double>(slowestNs(world, blocks)) / 1000 / times);
   }
-  checkSums(world, "in kernel: elements, rank, element", perBlock * blocks, recv);
+  checkSums(world, "in kernel: rank, element, ranks", perBlock * blocks, recv);
   return us;
 }
 
@@ -196,10 +253,97 @@ double oneLaunch(World &world, size_t bytes, const Way &way, int blocks, size_t 
     const ncclFfmCall call = callOf(rank, bytes / sizeof(float), way, blocks, offset);
     SHIM(ncclFfmLaunch(&rank.comm, &call, rank.stream));
   });
-  checkSums(world, "one launch: elements, rank, element", bytes / sizeof(float), recv, offset);
+  checkSums(world, "one launch: rank, element, ranks", bytes / sizeof(float), recv, offset);
   const std::string route = std::string("device") + way.suffix;
   printSamples(route, offset == 0 ? "allReduce" : "misaligned allReduce", world.size(), bytes, us);
   return median(us);
+}
+
+// What rank r receives at element i of a block's slice, of which a part is as long as `part`.
+Source sourceOf(uint32_t function, int nRanks, size_t perBlock) {
+  return [=](int r, size_t i, int p) {
+    const size_t slice = i / perBlock * perBlock, at = i % perBlock, part = perBlock / nRanks;
+    const size_t from = at / part, within = at % part, mine = static_cast<size_t>(r) * part;
+    const bool sender = static_cast<size_t>(p) == from;
+    switch (function) {
+      case ncclFfmFunctionReduceScatter:
+        return at < part ? slice + mine + at : kNone;
+      case ncclFfmFunctionAllGather:
+        return sender ? slice + within : kNone;
+      case ncclFfmFunctionBroadcast:
+        return p == 0 ? i : kNone;
+      case ncclFfmFunctionReduce:
+        return r == 0 ? i : kNone;
+      case ncclFfmFunctionAllToAll:
+        return sender ? slice + mine + within : kNone;
+      case ncclFfmFunctionSendRecv:
+        return (p + 1) % nRanks == r ? i : kNone;
+      default:
+        return kNone;
+    }
+  };
+}
+
+template <ncclFfmFunction kFunction>
+void primeFunction(const Rank &rank) {
+  functionKernel<kFunction><<<1, 32, 0, rank.stream>>>(rank.comm, nullptr, nullptr, 0, 0, nullptr);
+}
+
+template <ncclFfmFunction kFunction>
+void functionInKernel(World &world, const char *name) {
+  constexpr int kTimes = 500, kRepetitions = 5;
+  constexpr bool kBarrier = kFunction == ncclFfmFunctionBarrier;
+  auto recv = [&](int r) { return world.ranks[r].recv; };
+  for (size_t bytes : {64u, 512u, 4096u, 65536u, 1u << 20}) {
+    if (kBarrier && bytes != 64) continue;
+    const int blocks = bytes < 4096 ? 1 : bytes < 65536 ? 4 : 16, threads = bytes < 65536 ? 128 : 512;
+    const size_t perBlock = bytes / sizeof(float) / blocks;
+    for (const Way &way : {Way{0, 0, "auto", ""}, Way{1, 0, "LL", " LL"}, Way{2, 0, "LL128", " LL128"},
+                           Way{3, 0, "Simple", " SIMPLE"}}) {
+      if (kBarrier && way.protocol != 0) continue;
+      clear(world, perBlock * blocks, recv);
+      std::vector<double> us;
+      for (int k = 0; k < kRepetitions; ++k) {
+        world.onEach([&](Rank &rank, int) {
+          DevComm comm = rank.comm;
+          comm.protocol = way.protocol;
+          functionKernel<kFunction>
+              <<<blocks, threads, 0, rank.stream>>>(comm, rank.send, rank.recv, perBlock, kTimes, rank.ns);
+        });
+        world.synchronize();
+        for (const Rank &rank : world.ranks) {
+          check(rank.status->code == 0, "in kernel: status", rank.status->code, rank.status->peer, rank.status->epoch);
+        }
+        us.push_back(static_cast<double>(slowestNs(world, blocks)) / 1000 / kTimes);
+      }
+      const Source source = sourceOf(kFunction, world.size(), perBlock);
+      for (size_t block : {0, blocks - 1}) checkElements(world, name, recv, block * perBlock, perBlock, source);
+      printf("%10zu %-14s %-8s %2d x %3d %10.2f\n", kBarrier ? 0 : bytes, name, way.name, blocks, threads, median(us));
+      printSamples(std::string("in kernel") + way.suffix, name, world.size(), kBarrier ? 0 : bytes, us);
+    }
+  }
+}
+
+void measureFunctions(int nRanks) {
+  World world(nRanks, 20000 * kMs, kMaxCount, [](const Rank &rank) {
+    primeFunction<ncclFfmFunctionReduceScatter>(rank);
+    primeFunction<ncclFfmFunctionAllGather>(rank);
+    primeFunction<ncclFfmFunctionBroadcast>(rank);
+    primeFunction<ncclFfmFunctionReduce>(rank);
+    primeFunction<ncclFfmFunctionAllToAll>(rank);
+    primeFunction<ncclFfmFunctionSendRecv>(rank);
+    primeFunction<ncclFfmFunctionBarrier>(rank);
+  });
+  world.fill(kFilled, 0, 1 << 18);
+  printf("\n== %d ranks on %d GPUs, float32 sum ==\n", nRanks, gpus);
+  printf("in kernel: bytes of the larger buffer, function, protocol, blocks x threads\n");
+  functionInKernel<ncclFfmFunctionReduceScatter>(world, "reduceScatter");
+  functionInKernel<ncclFfmFunctionAllGather>(world, "allGather");
+  functionInKernel<ncclFfmFunctionBroadcast>(world, "broadcast");
+  functionInKernel<ncclFfmFunctionReduce>(world, "reduce");
+  functionInKernel<ncclFfmFunctionAllToAll>(world, "allToAll");
+  functionInKernel<ncclFfmFunctionSendRecv>(world, "sendRecv");
+  functionInKernel<ncclFfmFunctionBarrier>(world, "barrier");
 }
 
 void measure(int nRanks) {
@@ -226,7 +370,7 @@ void measure(int nRanks) {
       NCCL(
           nccl.allReduce(send(r), recv(r), count, ncclFloat32, ncclSum, communicators.comms[r], world.ranks[r].stream));
     });
-    checkSums(world, "ncclAllReduce: elements, rank, element", count, recv);
+    checkSums(world, "ncclAllReduce: rank, element, ranks", count, recv);
     // Not "host": that is what host_route measures, in a process of its own.
     printSamples(symmetric ? "host-symmetric, device_route" : "host, device_route", "allReduce", nRanks, bytes, us);
     return median(us);
@@ -295,6 +439,7 @@ int main(int argc, char **argv) {
   loadNccl();
   std::vector<int> sizes = {2, 4, 8};
   if (argc > 2) sizes = {atoi(argv[2])};
-  for (int nRanks : sizes) measure(nRanks);
+  const bool functions = argc > 3 && strcmp(argv[3], "functions") == 0;
+  for (int nRanks : sizes) functions ? measureFunctions(nRanks) : measure(nRanks);
   return failures == 0 ? 0 : 1;
 }

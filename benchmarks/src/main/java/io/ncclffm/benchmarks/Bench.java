@@ -227,6 +227,10 @@ public final class Bench {
       for (int n : several) {
         program("device_route-" + n, "device_route", n, false, "1", Integer.toString(n));
       }
+      for (int n : several) {
+        String ranks = Integer.toString(n);
+        program("functions-" + n, "device_route", n, false, "1", ranks, "functions");
+      }
     }
     world(4);
     world(8);
