@@ -179,6 +179,11 @@ final class Bars {
   }
 
   private void java() {
+    for (String what : List.of("compile for one protocol", "compile for every protocol")) {
+      String cached = what + ", from the cache";
+      atMost("NVRTC, " + what + ", ms", 1, 3000, median("java", "nvrtc", what, 1, 0, "ms"));
+      atMost("NVRTC, " + cached + ", ms", 1, 50, median("java", "nvrtc", cached, 1, 0, "ms"));
+    }
     for (String call : Measure.CALLS) {
       double c = median("c", "host", call, 1, 0, "ns");
       double ns = median("java", "host", call, 1, 0, "ns");

@@ -240,6 +240,9 @@ public final class Bench {
       }
     }
     world(1);
+    List<String> compile = java(Measure.class, "compile");
+    compile.add(1, "-Dncclffm.kernelCache=" + temporary.resolve("kernels"));
+    work.add(new Work("java-compile", compile, Map.of(), false));
   }
 
   private void world(int ranks) {

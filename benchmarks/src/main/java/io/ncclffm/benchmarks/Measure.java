@@ -6,12 +6,15 @@ import io.ncclffm.core.CudaDevice;
 import io.ncclffm.core.DataType;
 import io.ncclffm.core.DeviceBuffer;
 import io.ncclffm.core.LocalWorld;
+import io.ncclffm.core.NativeLibraryException;
 import io.ncclffm.core.Nccl;
 import io.ncclffm.core.NcclGroup;
 import io.ncclffm.core.ReduceOp;
 import io.ncclffm.core.Versions;
 import io.ncclffm.core.bindings.cudart.CudartH;
 import io.ncclffm.core.bindings.nccl.NcclH;
+import io.ncclffm.device.KernelCompiler;
+import io.ncclffm.device.KernelSource;
 import java.lang.foreign.Arena;
 import java.lang.foreign.MemorySegment;
 import java.time.Duration;
@@ -34,9 +37,38 @@ public final class Measure {
   static final List<String> CALLS =
       List.of("ncclGetVersion", "ncclCommCount", "cudaGetDevice", "ncclGroupStart+End");
 
+  private static final String ONE_WAY =
+      """
+      #include "ncclffm/device.h"
+      using namespace ncclffm;
+      extern "C" __global__ void step(DevComm comm, const float *in, float *out, uint64_t n) {
+        const BlockShare share = shareOf(n, sizeof(float), blockIdx.x, gridDim.x);
+        if (share.count == 0) return;
+        ChannelSession<CoopBlock> session(CoopBlock(), comm, blockIdx.x, ncclFfmFunctionAllReduce);
+        Call call = makeCall(ncclFfmFunctionAllReduce, in + share.first, out + share.first,
+                             share.count, ncclFloat32, ncclSum, 0, 0);
+        call.protocol = ncclFfmProtocolLL;
+        call.algorithm = ncclFfmAlgorithmOneShot;
+        fusedAllReduceLsa<float>(session, call, ScaleAdd{2, 1}, SqrtAbs());
+      }
+      """;
+  private static final String EVERY_WAY =
+      """
+      #include "ncclffm/device.h"
+      using namespace ncclffm;
+      extern "C" __global__ void step(DevComm comm, const float *in, float *out, uint64_t n,
+                                      int *results) {
+        results[blockIdx.x] = fusedAllReduceKernel<float>(
+            CoopBlock(), comm, blockIdx.x, gridDim.x, in, out, n, ncclSum, ScaleAdd{2, 1}, SqrtAbs());
+      }
+      """;
+
   private Measure() {}
 
-  /** {@code facts}, {@code calls QUICK CALL}, {@code world QUICK RANKS}, {@code start QUICK NS}. */
+  /**
+   * {@code facts}, {@code calls QUICK CALL}, {@code world QUICK RANKS}, {@code start QUICK NS},
+   * {@code compile}.
+   */
   public static void main(String[] arguments) {
     long now = System.nanoTime();
     boolean quick = arguments.length > 1 && Boolean.parseBoolean(arguments[1]);
@@ -44,6 +76,7 @@ public final class Measure {
       case "facts" -> facts();
       case "calls" -> calls(quick, arguments[2]);
       case "world" -> world(quick, Integer.parseInt(arguments[2]));
+      case "compile" -> compile();
       case "start" -> start(now, Long.parseLong(arguments[2]));
       default -> throw new IllegalArgumentException("unknown group " + arguments[0]);
     }
@@ -162,6 +195,28 @@ public final class Measure {
       }
     }
     return ns;
+  }
+
+  /** NVRTC, for an H100 or H200, whether one is here or not; the cache has to be empty. */
+  private static void compile() {
+    try {
+      KernelCompiler.architectures();
+    } catch (NativeLibraryException e) {
+      System.out.println("nothing is compiled: " + e.getMessage());
+      return;
+    }
+    for (boolean every : new boolean[] {false, true}) {
+      KernelSource source = KernelSource.of(every ? EVERY_WAY : ONE_WAY);
+      String what = every ? "compile for every protocol" : "compile for one protocol";
+      double[] ms = new double[6];
+      for (int i = 0; i < ms.length; i++) {
+        long start = System.nanoTime();
+        KernelCompiler.compile(source, "sm_90");
+        ms[i] = (System.nanoTime() - start) / 1e6;
+      }
+      print("nvrtc", what, 1, 0, "ms", ms[0]);
+      print("nvrtc", what + ", from the cache", 1, 0, "ms", Arrays.copyOfRange(ms, 1, ms.length));
+    }
   }
 
   /**
