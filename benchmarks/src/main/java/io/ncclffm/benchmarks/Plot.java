@@ -1,5 +1,6 @@
 package io.ncclffm.benchmarks;
 
+import java.math.BigDecimal;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Locale;
@@ -15,6 +16,8 @@ final class Plot {
   private static final int TOP = 40;
   private static final int RIGHT = 240; // the legend
   private static final int BOTTOM = 50;
+  private static final int LEGEND = 16; // a line of it
+  private static final String[] DASHES = {"none", "6 3", "2 3"};
   private static final String[] COLOURS = {
     "#1b6ca8", "#d1495b", "#2a9d4a", "#8e44ad", "#e08e0b", "#555555", "#17a2a2", "#a0522d"
   };
@@ -47,7 +50,7 @@ final class Plot {
         "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 %d %d' font-family='sans-serif'"
             + " font-size='12'><rect width='100%%' height='100%%' fill='white'/>",
         WIDTH,
-        HEIGHT);
+        Math.max(HEIGHT, TOP + LEGEND * lines.size()));
     text(svg, LEFT, 20, "start", title);
     text(svg, LEFT, TOP - 6, "end", unit);
     text(svg, WIDTH - RIGHT, HEIGHT - 12, "end", "bytes");
@@ -57,12 +60,12 @@ final class Plot {
     }
     for (double at = y.from; at <= y.to; at++) {
       grid(svg, LEFT, y.of(at), WIDTH - RIGHT, y.of(at));
-      text(svg, LEFT - 6, y.of(at) + 4, "end", String.format(Locale.ROOT, "%g", Math.pow(10, at)));
+      text(svg, LEFT - 6, y.of(at) + 4, "end", power((int) at));
     }
     int number = 0;
     for (Map.Entry<String, List<Row>> line : lines.entrySet()) {
       String colour = COLOURS[number % COLOURS.length];
-      String dash = number < COLOURS.length ? "none" : "5 3";
+      String dash = DASHES[number / COLOURS.length % DASHES.length];
       StringBuilder points = new StringBuilder();
       line.getValue().stream()
           .sorted((a, b) -> Long.compare(a.bytes(), b.bytes()))
@@ -80,7 +83,7 @@ final class Plot {
           colour,
           dash,
           points.toString().strip());
-      int at = TOP + 16 * number++;
+      int at = TOP + LEGEND * number++;
       add(
           svg,
           "<line x1='%d' y1='%d' x2='%d' y2='%d' stroke='%s' stroke-dasharray='%s'"
@@ -104,6 +107,10 @@ final class Plot {
 
   private static double log2(double value) {
     return Math.log(value) / Math.log(2);
+  }
+
+  private static String power(int exponent) {
+    return BigDecimal.ONE.scaleByPowerOfTen(exponent).toPlainString();
   }
 
   private static String bytes(double exponent) {

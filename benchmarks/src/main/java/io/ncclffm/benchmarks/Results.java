@@ -162,13 +162,7 @@ record Results(String command, List<String> facts, List<Row> rows) {
     Map<String, List<Row>> plots = new TreeMap<>();
     rows.stream()
         .filter(row -> row.unit().equals("us") && row.bytes() > 0)
-        .forEach(
-            row ->
-                plots
-                    .computeIfAbsent(
-                        row.backend() + " " + row.operation() + ", " + row.ranks() + " ranks",
-                        title -> new ArrayList<>())
-                    .add(row));
+        .forEach(row -> plots.computeIfAbsent(plotOf(row), title -> new ArrayList<>()).add(row));
     for (Map.Entry<String, List<Row>> plot : plots.entrySet()) {
       List<Row> of = plot.getValue();
       if (of.stream().mapToLong(Row::bytes).distinct().count() == 1) {
@@ -182,6 +176,13 @@ record Results(String command, List<String> facts, List<Row> rows) {
         Files.writeString(file.resolveSibling(file.getFileName() + "-bandwidth.svg"), svg);
       }
     }
+  }
+
+  /** Its title; forced protocols and algorithms have plots of their own. */
+  private static String plotOf(Row row) {
+    String title = row.backend() + " " + row.operation() + ", " + row.ranks() + " ranks";
+    String route = row.route().replaceFirst(" (LL|LL128|SIMPLE)\\b.*", "");
+    return route.equals(row.route()) ? title : title + ", ways of " + row.language() + " " + route;
   }
 
   static String fileName(String text) {

@@ -67,6 +67,9 @@ class BenchTest {
 
     String table = Files.readString(made.resolve("README.md"));
     assertTrue(table.contains("say nothing about a GPU") && !table.contains("## Bars"), table);
-    assertTrue(Files.exists(made.resolve("cpu-allReduce-2-ranks-latency.svg")));
+    for (String plot :
+        List.of("cpu-allReduce-2-ranks", "cpu-allReduce-2-ranks-ways-of-java-device")) {
+      assertTrue(Files.exists(made.resolve(plot + "-latency.svg")), plot);
+    }
   }
 }
