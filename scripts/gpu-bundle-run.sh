@@ -74,6 +74,6 @@ case $command in
   demo) java io.ncclffm.benchmarks.Demo "$@" ;;
   doctor) java io.ncclffm.device.doctor.Doctor "$@" ;;
   test) tests "$@" ;;
-  bench) java io.ncclffm.benchmarks.Bench "$here/native-test" "$@" ;;
+  bench) java "-Dncclffm.bench.command=./run.sh bench $*" io.ncclffm.benchmarks.Bench "$here/native-test" "$@" ;;
   compare) java io.ncclffm.benchmarks.Compare "$@" ;;
 esac

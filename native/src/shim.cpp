@@ -406,7 +406,8 @@ int checkProducer(const char *operation, int blocks, const void *first) {
 // only the first was, the lanes break at the deadline.
 template <class Producer>
 int launchProducer(const char *operation, const ReserveLaunch &reserve, const Producer &producer) {
-  if (reserve.nTasks / reserve.queue.nLanes > kMostReserved) {
+  const uint64_t ofLane0 = reserve.nTasks / reserve.queue.nLanes + (reserve.nTasks % reserve.queue.nLanes != 0);
+  if (ofLane0 > kMostReserved) {
     return failed(ncclInvalidArgument, "%s: %" PRIu64 " tasks on %u lanes: at most 2^30 a lane", operation,
                   reserve.nTasks, reserve.queue.nLanes);
   }

@@ -95,7 +95,7 @@ class TicketsInTurn {
   }
 
  private:
-  const Coop &coop_;
+  Coop coop_;
   uint32_t nLanes_;
   const Ticket *first_;
   uint32_t lane_ = NCCLFFM_MAX_LANES, sequence_ = 0, result_ = 0;
@@ -241,6 +241,7 @@ NCCLFFM_DEVICE void produceIterations(const Coop &coop, const TaskQueue &queue, 
     if (works && result == ncclSuccess) {
       addPart(workers, communicates ? recvOf(i) : sendOf(i), o.out + share.first, share.count, i == 0);
     }
+    if (!communicates) coop.sync();  // before another thread computes into what this one has added
   }
   if (coop.rank() == 0) storeRelaxedSys(o.results + block, static_cast<uint32_t>(result));
 }

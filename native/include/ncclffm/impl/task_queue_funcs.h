@@ -168,6 +168,12 @@ NCCLFFM_DEVICE bool readTask(TaskSlot *slot, uint32_t sequence, TaskWords *words
   return acquired && (whole || !holds(Rule::kTaskWhole));
 }
 
+// Whether a task with the number that is named, or a later one, is in its place already.
+NCCLFFM_DEVICE bool isUsed(const TaskQueue &queue, const TaskPlace &place) {
+  const uint64_t word = loadRelaxedSys(&slotOfTask(queue, place.lane, place.sequence)->word[0]);
+  return isAtOrBeyond(numberIn(word), place.sequence + 1);
+}
+
 // One thread appends one task.
 NCCLFFM_DEVICE ncclResult_t appendTask(const TaskQueue &queue, const Task &task, const TaskPlace &place,
                                        uint32_t *sequence) {
@@ -176,17 +182,17 @@ NCCLFFM_DEVICE ncclResult_t appendTask(const TaskQueue &queue, const Task &task,
   *sequence = place.named || !place.waits ? place.sequence : fetchAddRelaxedGpu(&lane.head, 1);
   const uint32_t failed = loadRelaxedGpu(&lane.failed);
   const uint32_t head = place.named ? loadRelaxedGpu(&lane.head) : 0;
-  const uint32_t number =
-      place.named ? numberIn(loadRelaxedSys(&slotOfTask(queue, place.lane, place.sequence)->word[0])) : 0;
+  const bool used = place.named && isUsed(queue, place);
   const uint32_t done = loadAcquireGpu(&lane.done);
   if (failed != ncclSuccess) return static_cast<ncclResult_t>(failed);
   if (!place.named && !place.waits) {
     if (!takeIfRoom(queue, place.lane, sequence)) return static_cast<ncclResult_t>(ncclFfmQueueFull);
   } else {
-    if (place.named && (!isAtOrBeyond(*sequence, done) || isAtOrBeyond(number, *sequence + 1))) return ncclInvalidUsage;
+    if (place.named && (!isAtOrBeyond(*sequence, done) || used)) return ncclInvalidUsage;
     if (!hasRoom(queue, *sequence, done)) {
       const ncclResult_t result = waitForRoom(queue, place.lane, *sequence);
       if (result != ncclSuccess) return result;
+      if (place.named && isUsed(queue, place)) return ncclInvalidUsage;
     }
   }
   if (place.named && !isAtOrBeyond(head, *sequence + 1)) raiseOnTheCircle(&lane.head, *sequence + 1, *sequence);

@@ -117,10 +117,14 @@ final class ChildJvm implements AutoCloseable {
   }
 
   /** Whether a program that starts another one can do so here. */
-  static boolean runs(List<String> program) throws IOException, InterruptedException {
+  static boolean runs(List<String> program) throws InterruptedException {
     List<String> command = new ArrayList<>(program);
     command.add("true");
-    return new ProcessBuilder(command).redirectErrorStream(true).start().waitFor() == 0;
+    try {
+      return new ProcessBuilder(command).redirectErrorStream(true).start().waitFor() == 0;
+    } catch (IOException e) {
+      return false; // there is no such program
+    }
   }
 
   static Setup of(Class<?> main, String... arguments) {

@@ -32,7 +32,9 @@ class ConsumerTest {
     Path own = folder.resolve("local");
     Path group = Files.createDirectories(own.resolve("io"));
     link(users, own, "io");
-    link(users.resolve("io"), group, "ncclffm");
+    if (Files.isDirectory(users.resolve("io"))) {
+      link(users.resolve("io"), group, "ncclffm");
+    }
     return own;
   }
 
@@ -86,7 +88,8 @@ class ConsumerTest {
     String output = Files.readString(log);
     assertTrue(ended, output);
     assumeFalse(
-        output.contains("in offline mode"), () -> "the local repository lacks a plugin: " + output);
+        output.contains("in offline mode") && !output.contains("io.ncclffm:"),
+        () -> "the local repository lacks a plugin: " + output);
     assertEquals(0, process.exitValue(), output);
     // 1 + 2 by NCCL, of which each rank has 3 then, twice of which is the sum inside the kernel.
     for (String start : List.of("class path", "module path", "class path without native access")) {
@@ -95,7 +98,7 @@ class ConsumerTest {
     // The library came out of the jar.
     assertTrue(output.contains("[bundled (META-INF/ncclffm/"), output);
     // The JVM's advice, only where native access is not enabled.
-    String warning = "WARNING: A restricted method in ";
+    String warning = "WARNING: A restricted method in java.lang.foreign.";
     assertEquals(1, output.lines().filter(line -> line.startsWith(warning)).count(), output);
     assertTrue(output.contains("WARNING: Use --enable-native-access=ALL-UNNAMED "), output);
     // The library's, where it is denied.

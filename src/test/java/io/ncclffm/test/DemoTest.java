@@ -14,7 +14,7 @@ import org.junit.jupiter.params.provider.CsvSource;
 
 /** The demo as users start it, with small sizes. */
 class DemoTest {
-  private static final Duration TIMEOUT = Duration.ofSeconds(110);
+  private static final Duration TIMEOUT = Duration.ofSeconds(240);
 
   @ParameterizedTest(name = "{0} ranks in {1}, up to {2} bytes")
   @CsvSource({

@@ -1,6 +1,7 @@
 package io.ncclffm.test;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 import static org.junit.jupiter.api.Assumptions.assumeTrue;
 
@@ -17,7 +18,7 @@ import org.junit.jupiter.api.io.TempDir;
 
 /** The doctor as users start it, in processes in which something is wrong. */
 class DoctorTest {
-  private static final Duration TIMEOUT = Duration.ofSeconds(100);
+  private static final Duration TIMEOUT = Duration.ofSeconds(240);
   private static final Pattern FINDING =
       Pattern.compile(
           "\\{\"section\":\"([^\"]*)\",\"id\":\"([^\"]*)\",\"severity\":\"([A-Z]+)\","
@@ -77,7 +78,13 @@ class DoctorTest {
   void selfTestOfEveryRoute() throws Exception {
     TestRanks.assumeShim();
     Result result = run(doctor("--json"));
-    assertEquals(0, result.status, result.output);
+    // Of this library; what the machine has set, or lacks, is not looked at here.
+    Pattern ours = Pattern.compile("(self-test|library|java)\\..*");
+    for (Seen finding : result.findings) {
+      assertFalse(
+          ours.matcher(finding.id).matches() && finding.severity.equals("ERROR"),
+          finding::toString);
+    }
     for (String route : List.of("host", "windows", "device", "task")) {
       assertEquals("OK", result.finding("self-test." + route).severity, result.output);
     }

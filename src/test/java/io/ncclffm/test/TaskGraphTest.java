@@ -240,6 +240,25 @@ class TaskGraphTest {
   }
 
   @Test
+  void runsThatNobodyAwaitedLeaveTheirPlacesToACapture() {
+    try (LocalWorld world = TestRanks.open(1);
+        TaskRanks tasks = TaskRanks.open(world, lanes(1).build())) {
+      world.run(
+          rank -> {
+            TaskQueue queue = tasks.of(rank);
+            Runnable add = () -> queue.buckets(GRADIENTS, scaled(tasks.x(rank), 2), rank.stream());
+            for (int i = 0; i < TaskQueue.MOST_RUNS; i++) {
+              add.run();
+            }
+            queue.stop(LONG);
+            rank.stream().synchronize(LONG); // an event may come after what the queue has seen
+            queue.stop(LONG);
+            CudaGraph.capture(rank.stream(), add).close();
+          });
+    }
+  }
+
+  @Test
   void whatCannotBeIsRefused() {
     try (LocalWorld world = TestRanks.open(RANKS)) {
       try (TaskRanks tasks = TaskRanks.open(world, lanes(1).build())) {

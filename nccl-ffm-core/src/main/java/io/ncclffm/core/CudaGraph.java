@@ -139,7 +139,7 @@ public final class CudaGraph implements AutoCloseable {
     try (Arena arena = Arena.ofConfined()) {
       MemorySegment handle = instantiate(graph, stream, arena.allocate(ADDRESS));
       return new CudaGraph(stream.device(), handle, capture);
-    } catch (RuntimeException e) {
+    } catch (RuntimeException | Error e) {
       capture.release();
       throw e;
     }
@@ -300,13 +300,13 @@ public final class CudaGraph implements AutoCloseable {
       }
       enqueue(stream);
       launched = true;
-    } catch (RuntimeException e) {
+    } catch (Throwable e) {
       trouble = e;
     }
     while (begun > 0) {
       try {
         works[--begun].end(stream, launched);
-      } catch (RuntimeException e) {
+      } catch (Throwable e) {
         trouble = add(trouble, e);
       }
     }
@@ -331,7 +331,7 @@ public final class CudaGraph implements AutoCloseable {
    * Puts other work of the same shape into the graph, at less than the price of a new one ({@code
    * cudaGraphExecUpdate}): the same kinds of calls in the same order, with other arguments, as
    * other buffers or scalars. Captures as {@link #capture} does. Launches under way go on with the
-   * old work. If it throws, the graph is as it was.
+   * old work. If the work cannot be captured or is of another shape, the graph is as it was.
    *
    * @param stream of the graph's device, not being captured
    * @throws CudaException if the work cannot be captured, or is of another shape; then make a new
@@ -361,7 +361,7 @@ public final class CudaGraph implements AutoCloseable {
       // The next launch would do it; see instantiate.
       rc = CudartH.cudaGraphUpload(handle, stream.handle());
       CudaException.check(rc, "cudaGraphUpload", device);
-    } catch (RuntimeException e) {
+    } catch (RuntimeException | Error e) {
       trouble = e;
     }
     if (!taken) {

@@ -10,7 +10,6 @@ import io.ncclffm.core.CudaException;
 import io.ncclffm.core.DeadlineException;
 import io.ncclffm.core.UnsupportedByLibraryException;
 import io.ncclffm.core.bindings.cudart.CudartH;
-import io.ncclffm.core.internal.Backoff;
 import io.ncclffm.core.internal.LeakReport;
 import io.ncclffm.core.internal.NativeLibraries;
 import io.ncclffm.core.internal.NativeText;
@@ -24,6 +23,7 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.TreeMap;
+import java.util.concurrent.TimeUnit;
 import java.util.concurrent.locks.StampedLock;
 
 /**
@@ -273,18 +273,22 @@ public final class KernelModule implements AutoCloseable {
    * Unloads it ({@code cudaLibraryUnload}). Its kernels must have ended, and no graph that holds
    * one may be launched again. Waits for launches that other threads are making.
    *
-   * @throws DeadlineException if one takes longer than 10 seconds; it is open then
+   * @throws DeadlineException if one takes longer than 10 seconds, or on interruption; it is open
+   *     then
    */
   @Override
   public synchronized void close() {
     if (closed) {
       return;
     }
-    long deadline = Backoff.deadline(LAUNCH_TIMEOUT);
-    long stamp = using.tryWriteLock();
-    for (int round = 0; stamp == 0; round++) {
-      Backoff.pause(round, deadline, "wait for launches of the ", this);
-      stamp = using.tryWriteLock();
+    long stamp = 0;
+    try {
+      stamp = using.tryWriteLock(LAUNCH_TIMEOUT.toMillis(), TimeUnit.MILLISECONDS);
+    } catch (InterruptedException e) {
+      Thread.currentThread().interrupt();
+    }
+    if (stamp == 0) {
+      throw new DeadlineException("a launch of a kernel keeps the " + this + " from being closed");
     }
     closed = true;
     using.unlockWrite(stamp);

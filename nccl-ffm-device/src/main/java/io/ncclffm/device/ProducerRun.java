@@ -18,6 +18,9 @@ public final class ProducerRun {
   final int blocks;
   final boolean hasResults;
 
+  /** Of a launch that is over; null: all is done. */
+  record Outcome(@Nullable NcclException failure) {}
+
   // All below are the queue's, under its lock.
   boolean inGraph; // which may launch it again
   boolean launched;
@@ -64,7 +67,7 @@ public final class ProducerRun {
    *     same for those below
    */
   public boolean isDone() {
-    return queue.look(this);
+    return queue.look(this) != null;
   }
 
   /**
@@ -73,8 +76,8 @@ public final class ProducerRun {
    * may still be.
    */
   public @Nullable NcclException failure() {
-    queue.look(this);
-    return failure;
+    @Nullable Outcome outcome = queue.look(this);
+    return outcome == null ? null : outcome.failure;
   }
 
   /**
@@ -88,15 +91,16 @@ public final class ProducerRun {
    */
   public void await(Duration timeout) {
     long deadline = Backoff.deadline(timeout);
-    for (int round = 0; !isDone(); round++) {
+    @Nullable Outcome outcome = queue.look(this);
+    for (int round = 0; outcome == null; round++) {
       if ((round & 63) == 63) {
         queue.checkCommunicator();
       }
       Backoff.pause(round, deadline, "wait for ", this);
+      outcome = queue.look(this);
     }
-    NcclException failed = failure;
-    if (failed != null) {
-      throw TaskQueue.again(failed);
+    if (outcome.failure != null) {
+      throw TaskQueue.again(outcome.failure);
     }
   }
 

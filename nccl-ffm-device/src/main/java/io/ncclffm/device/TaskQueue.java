@@ -914,7 +914,7 @@ public final class TaskQueue implements AbortableResource {
     try {
       checkOpen(operation);
       comm.checkBeforeTasks(operation, stream);
-    } catch (RuntimeException e) {
+    } catch (RuntimeException | Error e) {
       endLaunch();
       throw e;
     }
@@ -1029,6 +1029,7 @@ public final class TaskQueue implements AbortableResource {
   }
 
   private void startScheduler(int mode) {
+    communicator.device().makeCurrent();
     int rc = ShimH.ncclFfmLaunchScheduler(comm.pointer(), struct, mode, schedulerStream.handle());
     DeviceCommunicator.checkShim(rc, "ncclFfmLaunchScheduler");
     schedulerLaunches = schedulerLaunches + 1;
@@ -1044,7 +1045,6 @@ public final class TaskQueue implements AbortableResource {
     }
     try {
       if (!closing && !aborted && hasStopped()) {
-        communicator.device().makeCurrent();
         startScheduler(config.mode().value);
       }
     } finally {
@@ -1121,7 +1121,7 @@ public final class TaskQueue implements AbortableResource {
       synchronized (lock) {
         if (run != null) {
           run.inGraph = false;
-          if (!run.launched || run.ended) {
+          if ((!run.launched || run.ended) && runs[run.place] == run) {
             runs[run.place] = null;
           }
         }
@@ -1232,10 +1232,11 @@ public final class TaskQueue implements AbortableResource {
       for (int l = 0; l < lanes; l++) {
         throwIfFailed(l);
       }
+      if (!stream.isCapturing()) { // a capture allows no question about an event
+        forgetRunsThatEnded();
+      }
       for (int place = 0; place < MOST_RUNS; place++) {
-        @Nullable ProducerRun last = runs[place];
-        // A capture allows no question about an event.
-        if (last == null || !stream.isCapturing() && !last.inGraph && hasEnded(last)) {
+        if (runs[place] == null) {
           return new ProducerRun(this, operation, place, n, blocks, hasResults);
         }
       }
@@ -1248,6 +1249,14 @@ public final class TaskQueue implements AbortableResource {
             + MOST_RUNS
             + " kernels that append tasks are unfinished or in graphs; await one of them, or close"
             + " a graph");
+  }
+
+  private void forgetRunsThatEnded() {
+    for (@Nullable ProducerRun run : runs) {
+      if (run != null && !run.inGraph) {
+        hasEnded(run);
+      }
+    }
   }
 
   private void started(ProducerRun run, int rc, TaskSymbol symbol, long count, CudaStream stream) {
@@ -1309,15 +1318,16 @@ public final class TaskQueue implements AbortableResource {
     return true;
   }
 
-  boolean look(ProducerRun run) {
+  /** How it has ended; null if it has not. */
+  ProducerRun.@Nullable Outcome look(ProducerRun run) {
     synchronized (lock) {
       lookLocked(run);
       if (run.isOver()) {
-        return true;
+        return new ProducerRun.Outcome(run.failure);
       }
     }
     keepRunning();
-    return false;
+    return null;
   }
 
   private void lookLocked(ProducerRun run) {
@@ -1629,6 +1639,9 @@ public final class TaskQueue implements AbortableResource {
     } finally {
       setStop(0);
     }
+    synchronized (lock) {
+      forgetRunsThatEnded();
+    }
   }
 
   private void setStop(int value) {
@@ -1649,10 +1662,13 @@ public final class TaskQueue implements AbortableResource {
   private boolean isDrained(long deadline) {
     boolean allFailed = true;
     boolean quiet;
+    boolean stopped;
     synchronized (imageLock) {
       if (closed) {
         throw new IllegalStateException("stop: the " + this + " is closed");
       }
+      stopped =
+          hasStopped(); // before the copy, so that what it shows is not what that one has done
       copyImage(STOP, deadline);
       quiet = haveProducersEnded();
       for (int l = 0; l < lanes; l++) {
@@ -1662,7 +1678,7 @@ public final class TaskQueue implements AbortableResource {
         quiet &= failed || ncclFfmTaskLane.done(lane) - ncclFfmTaskLane.launched(lane) >= 0;
       }
     }
-    if (!quiet && !allFailed && launching.tryLock()) {
+    if (stopped && !quiet && !allFailed && launching.tryLock()) {
       try {
         synchronized (imageLock) { // it is not closed meanwhile
           if (!closed && hasStopped()) {
@@ -1819,7 +1835,7 @@ public final class TaskQueue implements AbortableResource {
   /** The events behind kernels that have said their end. */
   private void awaitRuns(long deadline) {
     for (@Nullable ProducerRun run : runs.clone()) {
-      for (int round = 0; run != null && run.launched && !look(run); round++) {
+      for (int round = 0; run != null && run.launched && look(run) == null; round++) {
         Backoff.pause(round, deadline, "wait for ", run);
       }
     }

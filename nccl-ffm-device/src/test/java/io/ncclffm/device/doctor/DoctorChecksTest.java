@@ -297,7 +297,7 @@ class DoctorChecksTest {
           never.await();
           return List.of();
         };
-    Finding hung = only(Doctor.findings("gpu", hanging, Duration.ofMillis(50)));
+    Finding hung = only(Doctor.findings("gpu", hanging, Duration.ofSeconds(2)));
     assertEquals("gpu.hangs", hung.id());
     assertSeverity(Severity.ERROR, hung);
     assertTrue(hung.seen().contains("CountDownLatch.await"), hung::toString);
