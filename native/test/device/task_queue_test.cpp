@@ -62,6 +62,8 @@ void run(const Config &config) {
   const std::vector<Case> cases = randomTasks(h, config, partBytes);
   const uint32_t nLanes = config.shape.nLanes, nProducers = static_cast<uint32_t>(config.nProducers);
   World world(config.nRanks, static_cast<int>(nLanes * config.shape.blocksPerLane), 512, timeoutNs());
+  // Of each thread. They outlive the queues: after a failure schedulers may be at work in them until they have ended.
+  std::vector<std::vector<std::unique_ptr<Arena>>> arenas(static_cast<size_t>(config.nRanks * config.nProducers));
   Queues queues(world, config.shape);
   queues.launchSchedulers(ncclFfmSchedulerPersistent, config.threads);
   // Odd lanes are numbered by the queue, for one producer; even ones by the racing producers.
@@ -76,10 +78,10 @@ void run(const Config &config) {
     struct Pending {
       uint32_t t;
       Ticket ticket;
-      std::unique_ptr<Arena> arena;
+      Arena *arena;
     };
     std::vector<Pending> pending;
-    std::vector<std::unique_ptr<Arena>> spare;
+    std::vector<Arena *> spare;
     uint64_t g = mix(kSeed + static_cast<uint64_t>(thread));
     auto failed = [&](const char *what, uint32_t t, ncclResult_t result) {
       const Status s = queues[rank].status(t % nLanes);
@@ -90,13 +92,13 @@ void run(const Config &config) {
       return failures.load() != 0;
     };
     auto finishOldest = [&] {
-      Pending oldest = std::move(pending.front());
+      const Pending oldest = pending.front();
       pending.erase(pending.begin());
       if (failed("launch of", oldest.t, ncclTaskLaunch(queue, oldest.ticket))) return false;
       if (failed("wait for", oldest.t, ncclTaskWait(CoopThread(), queue, oldest.ticket))) return false;
       check(ncclTaskTest(queue, oldest.ticket) == ncclSuccess, "%s: a task that was waited for is not complete", where);
       oldest.arena->verify(cases[oldest.t], where);
-      spare.push_back(std::move(oldest.arena));
+      spare.push_back(oldest.arena);
       return !failed("result of", oldest.t, ncclSuccess);
     };
     for (uint32_t t = 0; t < cases.size(); ++t) {
@@ -105,8 +107,11 @@ void run(const Config &config) {
       if (pending.size() >= 4 || (!pending.empty() && config.shape.depth < 8)) {
         if (!finishOldest()) return;
       }
-      if (spare.empty()) spare.push_back(std::make_unique<Arena>(areaBytesFor(config.nRanks, partBytes)));
-      Pending task = {t, {}, std::move(spare.back())};
+      if (spare.empty()) {
+        arenas[thread].push_back(std::make_unique<Arena>(areaBytesFor(config.nRanks, partBytes)));
+        spare.push_back(arenas[thread].back().get());
+      }
+      Pending task = {t, {}, spare.back()};
       spare.pop_back();
       task.arena->prepare(cases[t], rank, config.nRanks, 1);
       const Call call = callOf(cases[t], *task.arena, rank, config.nRanks, nullptr);
@@ -116,7 +121,7 @@ void run(const Config &config) {
       check(task.ticket.lane == lane && task.ticket.sequence == sequence, "%s: task %u has ticket %u of lane %u", where,
             t, task.ticket.sequence, task.ticket.lane);
       if (pick(g, 2) == 0 && failed("launch of", t, ncclTaskLaunch(queue, task.ticket))) return;
-      pending.push_back(std::move(task));
+      pending.push_back(task);
     }
     while (!pending.empty()) {
       if (!finishOldest()) return;
