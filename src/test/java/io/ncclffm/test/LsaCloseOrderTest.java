@@ -23,6 +23,7 @@ import java.util.Set;
 import java.util.concurrent.CyclicBarrier;
 import java.util.concurrent.TimeUnit;
 import java.util.stream.Stream;
+import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.EnumSource;
 
@@ -149,6 +150,7 @@ class LsaCloseOrderTest {
 
   @ParameterizedTest
   @EnumSource
+  @Timeout(value = 15, unit = TimeUnit.MINUTES) // 120 worlds
   void everyOrderOfClosingEndsWell(LsaProvider provider) throws IOException {
     takeApart(provider, false);
   }
