@@ -85,6 +85,8 @@ class DoctorTest {
           ours.matcher(finding.id).matches() && finding.severity.equals("ERROR"),
           finding::toString);
     }
+    boolean error = result.findings.stream().anyMatch(f -> f.severity.equals("ERROR"));
+    assertEquals(error ? 1 : 0, result.status, result.output);
     for (String route : List.of("host", "windows", "device", "task")) {
       assertEquals("OK", result.finding("self-test." + route).severity, result.output);
     }

@@ -201,10 +201,10 @@ public final class KernelLaunch {
         }
       }
     } finally {
+      kernel.module().endUse(use);
       while (entered > 0) {
         leave(arguments.owner(--entered));
       }
-      kernel.module().endUse(use);
     }
   }
 
