@@ -95,10 +95,10 @@ case $1 in
     if ((${#programs[@]} > 0)); then
       build cmake "${programs[@]}"
       mkdir -p "$2"
-      if [[ -n $(targets nccl_lsa_sum) ]]; then # a kernel that KernelModuleTest loads
-        build cmake nccl_lsa_sum
-        find "$target/cmake" -name nccl_lsa_sum.fatbin -exec cp {} "$2" \;
-      fi
+      for kernel in $(targets nccl_lsa_sum nccl_lsa_all_reduce); do # which Java loads
+        build cmake "$kernel"
+        find "$target/cmake" -name "$kernel.fatbin" -exec cp {} "$2" \;
+      done
       for file in "${programs[@]}" libncclffm_cuda.so; do # which the programs look for in their own folder
         find "$target/cmake" -name "$file" -type f -exec strip -o "$2/$file" {} \;
       done

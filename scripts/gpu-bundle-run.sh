@@ -27,7 +27,8 @@ export NCCLFFM_BACKEND=${NCCLFFM_BACKEND:-cuda}
 
 java() {
   "$here/runtime/bin/java" --enable-native-access=ALL-UNNAMED -cp "$here/lib/*" \
-    "-Dncclffm.test.ncclKernel=$here/native-test/nccl_lsa_sum.fatbin" "$@"
+    "-Dncclffm.test.ncclKernel=$here/native-test/nccl_lsa_sum.fatbin" \
+    "-Dncclffm.bench.ncclKernel=$here/native-test/nccl_lsa_all_reduce.fatbin" "$@"
 }
 
 tests() {

@@ -8,12 +8,16 @@ import io.ncclffm.core.DataType;
 import io.ncclffm.core.DeviceBuffer;
 import io.ncclffm.core.LocalWorld;
 import io.ncclffm.core.Nccl;
+import io.ncclffm.core.NcclDeviceCommunicator;
+import io.ncclffm.core.NcclDeviceRequirements;
 import io.ncclffm.core.NcclGroup;
 import io.ncclffm.core.NcclWindow;
 import io.ncclffm.core.ReduceOp;
 import io.ncclffm.device.DeviceAlgorithm;
 import io.ncclffm.device.DeviceCommunicator;
 import io.ncclffm.device.FusedKernels;
+import io.ncclffm.device.KernelLaunch;
+import io.ncclffm.device.KernelModule;
 import io.ncclffm.device.LaunchChoice;
 import io.ncclffm.device.TaskOverlap;
 import io.ncclffm.device.TaskQueue;
@@ -23,6 +27,8 @@ import io.ncclffm.lsa.LsaProtocol;
 import io.ncclffm.lsa.LsaWindow;
 import java.lang.foreign.MemorySegment;
 import java.lang.management.ManagementFactory;
+import java.nio.file.Files;
+import java.nio.file.Path;
 import java.time.Duration;
 import java.util.Arrays;
 import java.util.Locale;
@@ -46,6 +52,11 @@ final class WorldBenchmark {
   private static final TaskSymbol SYMBOL = TaskSymbol.of("benchmark");
   private static final int TASKS = 64;
   private static final int OVERLAP_BLOCKS = 2;
+
+  /** As many as the device route has; compiled with the headers of this version. */
+  private static final int LSA_KERNEL_BLOCKS = 16;
+
+  private static final String LSA_KERNEL_NCCL = "2.30.7";
 
   private final int ranks;
   private final boolean quick;
@@ -119,6 +130,9 @@ final class WorldBenchmark {
                 "host-symmetric",
                 recv,
                 n -> comm.allReduce(send, 0, recv, 0, n, ReduceOp.SUM, stream));
+            if (hasDevice) {
+              lsaKernel(in, out, recv);
+            }
             meeting.await(PATIENCE);
           } finally {
             out.close();
@@ -203,6 +217,42 @@ final class WorldBenchmark {
         }
         tasks(dev, send, recv);
         dev.throwIfFailed();
+        meeting.await(PATIENCE);
+      }
+    }
+
+    /** A user's kernel against NCCL's own device API, in the style of NCCL's example. */
+    private void lsaKernel(NcclWindow in, NcclWindow out, DeviceBuffer recv) {
+      String file = System.getProperty("ncclffm.bench.ncclKernel");
+      if (file == null
+          || !Files.exists(Path.of(file))
+          || Nccl.versions().nccl().version().compareTo(LSA_KERNEL_NCCL) < 0
+          || !comm.properties().deviceApiSupport()
+          || comm.teamLsa().size() < ranks) {
+        return;
+      }
+      NcclDeviceRequirements requirements =
+          NcclDeviceRequirements.builder().lsaBarrierCount(LSA_KERNEL_BLOCKS).build();
+      try (KernelModule module = KernelModule.load(rank.device(), Path.of(file));
+          NcclDeviceCommunicator device = comm.createDeviceCommunicator(requirements);
+          DeviceBuffer results =
+              DeviceBuffer.allocate(rank.device(), DataType.INT32, LSA_KERNEL_BLOCKS)) {
+        results.fill((byte) 0, stream);
+        KernelLaunch launch =
+            module
+                .kernel("lsaAllReduce")
+                .prepare(device, in, out, 0L, results)
+                .grid(LSA_KERNEL_BLOCKS)
+                .block(512);
+        launch.run(stream); // nothing to do: the first may wait for the device
+        stream.synchronize();
+        meeting.await(PATIENCE);
+        allReduce("nccl-lsa", recv, n -> launch.set(3, n).run(stream));
+        int[] codes = new int[LSA_KERNEL_BLOCKS];
+        results.copyTo(codes, stream);
+        if (!Arrays.equals(codes, new int[LSA_KERNEL_BLOCKS])) {
+          throw new IllegalStateException("a barrier timed out: " + Arrays.toString(codes));
+        }
         meeting.await(PATIENCE);
       }
     }
