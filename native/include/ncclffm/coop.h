@@ -25,7 +25,11 @@ struct CoopThread {
 #ifdef __CUDACC__
 
 struct CoopWarp {
-  NCCLFFM_DEVICE uint32_t rank() const { return threadInBlock() % 32; }
+  NCCLFFM_DEVICE uint32_t rank() const {
+    uint32_t lane;
+    asm("mov.u32 %0, %%laneid;" : "=r"(lane));
+    return lane;
+  }
   NCCLFFM_DEVICE uint32_t size() const { return 32; }
   NCCLFFM_DEVICE void sync() const { __syncwarp(); }
   NCCLFFM_DEVICE bool syncAny(bool flag) const {
@@ -44,11 +48,6 @@ struct CoopWarp {
       NCCLFFM_UNROLL
       for (int k = 0; k < N; ++k) x[k] += __shfl_xor_sync(0xffffffffu, x[k], distance);
     }
-  }
-
- private:
-  NCCLFFM_DEVICE static uint32_t threadInBlock() {
-    return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
   }
 };
 

@@ -11,6 +11,12 @@ __global__ void __launch_bounds__(kThreadsPerBlock, 1)
     schedulerKernel(const __grid_constant__ ncclFfmDevComm comm, const __grid_constant__ ncclFfmTaskQueue queue,
                     ncclFfmSchedulerMode mode) {
   if (queue.nLanes == 0) return;
+#if __CUDACC_VER_MAJOR__ >= 13
+  asm volatile(".pragma \"enable_smem_spilling\";");  // an acquire empties the cache that the stack is in
+#endif
+  // A thread's rank is then its number, which need not be kept.
+  __builtin_assume(threadIdx.y == 0);
+  __builtin_assume(threadIdx.z == 0);
   runScheduler(CoopBlock(), comm, queue, mode, static_cast<int>(blockIdx.x));
 }
 

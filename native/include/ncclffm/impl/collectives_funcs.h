@@ -148,9 +148,9 @@ NCCLFFM_DEVICE Call makeCall(ncclFfmFunction function, const void *sendbuff, voi
 
 // An exchange by LL between two ranks, with nothing to compute before the first store: at their latencies, every
 // instruction counts. What runStepOfLines<LL> does for whole words.
-template <class T, class Coop>
+template <class T, class Coop, class Tell>
 NCCLFFM_DEVICE ncclResult_t allReduceOfTwo(ChannelSession<Coop> &session, const char *in, char *out, uint32_t words,
-                                           int op, uint32_t hash) {
+                                           int op, uint32_t hash, Tell tell) {
   const DevComm &comm = session.comm();
   const int other = 1 - comm.rank;
   const uint32_t first = session.coop().rank(), groupSize = session.coop().size();
@@ -165,6 +165,7 @@ NCCLFFM_DEVICE ncclResult_t allReduceOfTwo(ChannelSession<Coop> &session, const 
     if (i == first) firstWord = word[0];
     LL::put(outSlot, i, word, flag);
   }
+  tell(session.site().epoch);
   if (first == 0) storeRelaxedSys(session.slotsOfTwo().begun + session.site().epoch % 2, makeLetter(session.site()));
   auto letterOf = [&](int peer) { return session.begun(peer); };
   ncclResult_t result = ncclSuccess;
@@ -180,9 +181,10 @@ NCCLFFM_DEVICE ncclResult_t allReduceOfTwo(ChannelSession<Coop> &session, const 
   return session.endExchange(result);
 }
 
-// What is small, by the shortest way: an exchange by LL. It is what ncclDevCallLsa would do.
-template <class T, class Coop>
-NCCLFFM_DEVICE ncclResult_t smallAllReduce(ChannelSession<Coop> &session, const Call &call) {
+// What is small, by the shortest way: an exchange by LL. It is what ncclDevCallLsa would do. tell: as of
+// runStepOfLines.
+template <class T, class Coop, class Tell = NothingToTell>
+NCCLFFM_DEVICE ncclResult_t smallAllReduce(ChannelSession<Coop> &session, const Call &call, Tell tell = Tell()) {
   const DevComm &comm = session.comm();
   const uint64_t bytes = call.count * sizeof(T);
   const uint32_t hash = hashOf(call, call.count);
@@ -191,10 +193,10 @@ NCCLFFM_DEVICE ncclResult_t smallAllReduce(ChannelSession<Coop> &session, const 
   char *out = static_cast<char *>(call.recvbuff);
   const uint64_t misaligned = reinterpret_cast<uintptr_t>(in) | reinterpret_cast<uintptr_t>(out) | bytes;
   if (comm.nRanks == 2 && misaligned % 8 == 0) {
-    return allReduceOfTwo<T>(session, in, out, static_cast<uint32_t>(bytes / 8), call.op, hash);
+    return allReduceOfTwo<T>(session, in, out, static_cast<uint32_t>(bytes / 8), call.op, hash, tell);
   }
   return runStepOfLines<LL, T>(session, stepOf(comm, call, buffersOf(call, {0, call.count}, sizeof(T)), 0),
-                               {call.op, comm.nRanks, sizeof(T), hash}, Identity(), Identity());
+                               {call.op, comm.nRanks, sizeof(T), hash}, Identity(), Identity(), tell);
 }
 
 template <class Coop>

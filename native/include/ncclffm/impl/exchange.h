@@ -312,17 +312,23 @@ NCCLFFM_DEVICE ncclResult_t keepLines(const ChannelSession<Coop> &session, const
   return result;
 }
 
+struct NothingToTell {
+  NCCLFFM_DEVICE void operator()(uint32_t) const {}
+};
+
 // A step by LL or LL128. The prologue is applied to what this member gives, the epilogue to the result; the prologue is
-// evaluated twice for an element, once to send it and once to sum it, which is cheaper than to store it.
-template <class P, class T, class Coop, class Prologue, class Epilogue>
+// evaluated twice for an element, once to send it and once to sum it, which is cheaper than to store it. tell(epoch)
+// stores what else the peers are to know of an exchange, once its lines are on their way.
+template <class P, class T, class Coop, class Prologue, class Epilogue, class Tell = NothingToTell>
 NCCLFFM_DEVICE ncclResult_t runStepOfLines(ChannelSession<Coop> &session, const Step &step, const CallContext &call,
-                                           Prologue prologue, Epilogue epilogue) {
+                                           Prologue prologue, Epilogue epilogue, Tell tell = Tell()) {
   const uint64_t capacity = P::payloadBytes(session.comm().slotBytes);
   uint64_t done = 0;
   do {
     session.beginExchange(call.hash);
     uint64_t firstWords[P::kWords] = {};
     giveLines<P, T>(session, step, done, call.elementBytes, prologue, firstWords);
+    tell(session.site().epoch);
     session.tellBegun();
     ncclResult_t result = ncclSuccess;
     if (!step.reduces) {
@@ -364,14 +370,21 @@ NCCLFFM_DEVICE void copyThrough(Share share, char *to, const ConstSpan &from, co
                   {ncclSum, 1, true}, indexOf<T>(prologue, from.base), prologue.f, Identity());
 }
 
+// What a kernel can do: everything, or what tasks need (no LL128, no ring, no zero-copy), which is half the code.
+enum class Ways { kAll, kTasks };
+
 // Reduces buffers, this member's through a prologue, the result through an epilogue.
-template <class T>
+template <class T, Ways kWays>
 NCCLFFM_DEVICE void reduceThrough(Share share, const Places &from, char *to, uint64_t bytes, const Reduction &reduction,
                                   const Identity &, const Identity &) {
-  reduceSpans<T>(share, from, onePlace(to), bytes, reduction);
+  if constexpr (kWays == Ways::kAll) {
+    reduceSpans<T>(share, from, onePlace(to), bytes, reduction);
+  } else {
+    reduceSpansApart<T>(share, from, onePlace(to), bytes, reduction);
+  }
 }
 
-template <class T, class Prologue, class Epilogue>
+template <class T, Ways, class Prologue, class Epilogue>
 NCCLFFM_DEVICE void reduceThrough(Share share, const Places &from, char *to, uint64_t bytes, const Reduction &reduction,
                                   const Placed<Prologue> &prologue, const Placed<Epilogue> &epilogue) {
   reduceMapped<T>(share, from, from.self, onePlace(to), bytes, reduction, indexOf<T>(epilogue, to), prologue.f,
@@ -380,7 +393,7 @@ NCCLFFM_DEVICE void reduceThrough(Share share, const Places &from, char *to, uin
 
 // A step by Simple: data, then one letter, which also says that the exchange has begun. Prologue and epilogue as in
 // runStepOfLines; both are Identity, or both are Placed.
-template <class T, class Coop, class Prologue, class Epilogue>
+template <class T, Ways kWays = Ways::kAll, class Coop, class Prologue, class Epilogue>
 NCCLFFM_DEVICE ncclResult_t runStepOfSimple(ChannelSession<Coop> &session, const Step &step, const CallContext &call,
                                             Prologue prologue, Epilogue epilogue) {
   const DevComm &comm = session.comm();
@@ -410,8 +423,9 @@ NCCLFFM_DEVICE ncclResult_t runStepOfSimple(ChannelSession<Coop> &session, const
         char *slots = inbox + static_cast<uint64_t>(team.first) * comm.slotBytes;
         if (step.gives(team.self, team.self)) {
           const MutableSpan own = step.send.chunk(team.self, done, capacity, call.elementBytes);
-          reduceThrough<T>(share, {nullptr, 0, own.base, slots, stride, team.self, team.size}, step.recv.base + done,
-                           own.bytes, {call.op, call.nRanks, step.finishes}, prologue, epilogue);
+          reduceThrough<T, kWays>(share, {nullptr, 0, own.base, slots, stride, team.self, team.size},
+                                  step.recv.base + done, own.bytes, {call.op, call.nRanks, step.finishes}, prologue,
+                                  epilogue);
         }
       }
     } else if (result == ncclSuccess) {
@@ -442,9 +456,6 @@ NCCLFFM_DEVICE void copyToSelf(const ChannelSession<Coop> &session, const Step &
   }
 }
 
-// What a kernel can do: everything, or what tasks need (no LL128, no ring, no zero-copy), which is half the code.
-enum class Ways { kAll, kTasks };
-
 template <class T, Ways kWays = Ways::kAll, class Coop>
 NCCLFFM_DEVICE ncclResult_t runStep(ChannelSession<Coop> &session, uint32_t protocol, const Step &step,
                                     const CallContext &call) {
@@ -453,7 +464,7 @@ NCCLFFM_DEVICE ncclResult_t runStep(ChannelSession<Coop> &session, uint32_t prot
   if constexpr (kWays == Ways::kAll) {
     if (protocol == ncclFfmProtocolLL128) return runStepOfLines<LL128, T>(session, step, call, Identity(), Identity());
   }
-  return runStepOfSimple<T>(session, step, call, Identity(), Identity());
+  return runStepOfSimple<T, kWays>(session, step, call, Identity(), Identity());
 }
 
 }  // namespace ncclffm

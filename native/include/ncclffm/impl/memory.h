@@ -105,11 +105,18 @@ struct Share {
 // Accesses of one thread that are in flight at the same time.
 constexpr int kInFlight = 4;
 
-// The 16 bytes at an address that is a multiple of kWidth, 16 or 4.
+// The 16 bytes at an address that is a multiple of kWidth, 16 or 4. Loads of whole vectors stay where they are written:
+// a compiler that moves each to where its value is used leaves one or two in flight, not all.
 template <int kWidth>
 NCCLFFM_DEVICE Vec16 loadVec16(const char *address) {
   if constexpr (kWidth == 16) {
+#ifdef __CUDA_ARCH__
+    Vec16 vec;
+    asm volatile("ld.v2.u64 {%0, %1}, [%2];" : "=l"(vec.word[0]), "=l"(vec.word[1]) : "l"(address) : "memory");
+    return vec;
+#else
     return loadAs<Vec16>(address);
+#endif
   } else {
     uint64_t part[4];
     NCCLFFM_UNROLL
@@ -127,22 +134,43 @@ NCCLFFM_DEVICE U loadUnitAt(const char *address) {
   }
 }
 
+// What a thread has of a loop at once: units i, i + stride ... all of which are there, or only those below `end`.
+struct WholeStrip {
+  uint64_t i, stride;
+
+  NCCLFFM_DEVICE uint64_t at(int k) const { return i + k * stride; }
+  NCCLFFM_DEVICE bool has(int) const { return true; }
+};
+struct PartialStrip {
+  uint64_t i, stride, end;
+
+  NCCLFFM_DEVICE uint64_t at(int k) const { return i + k * stride; }
+  NCCLFFM_DEVICE bool has(int k) const { return at(k) < end; }
+};
+
+template <class U, int kWidth, int kAtOnce, class Strip>
+NCCLFFM_DEVICE void copyStrip(char *to, const char *from, const Strip &strip) {
+  U unit[kAtOnce] = {};
+  NCCLFFM_UNROLL
+  for (int k = 0; k < kAtOnce; ++k) {
+    if (strip.has(k)) unit[k] = loadUnitAt<U, kWidth>(from + strip.at(k) * sizeof(U));
+  }
+  NCCLFFM_UNROLL
+  for (int k = 0; k < kAtOnce; ++k) {
+    if (strip.has(k)) storeAs(to + strip.at(k) * sizeof(U), unit[k]);
+  }
+}
+
 // Copies n units from an address that is a multiple of kWidth.
 template <class U, int kWidth>
 NCCLFFM_DEVICE void copyUnits(Share share, char *to, const char *from, uint64_t n) {
+  constexpr int kAtOnce = kWidth == sizeof(Vec16) ? 2 * kInFlight : kInFlight;
   uint64_t i = share.thread;
   NCCLFFM_NO_UNROLL
-  for (; i + (kInFlight - 1) * share.nThreads < n; i += kInFlight * share.nThreads) {
-    U unit[kInFlight];
-    NCCLFFM_UNROLL
-    for (int k = 0; k < kInFlight; ++k) {
-      unit[k] = loadUnitAt<U, kWidth>(from + (i + k * share.nThreads) * sizeof(U));
-    }
-    NCCLFFM_UNROLL
-    for (int k = 0; k < kInFlight; ++k) storeAs(to + (i + k * share.nThreads) * sizeof(U), unit[k]);
+  for (; i + (kAtOnce - 1) * share.nThreads < n; i += kAtOnce * share.nThreads) {
+    copyStrip<U, kWidth, kAtOnce>(to, from, WholeStrip{i, share.nThreads});
   }
-  NCCLFFM_NO_UNROLL
-  for (; i < n; i += share.nThreads) storeAs(to + i * sizeof(U), loadUnitAt<U, kWidth>(from + i * sizeof(U)));
+  if (i < n) copyStrip<U, kWidth, kAtOnce>(to, from, PartialStrip{i, share.nThreads, n});
 }
 
 // Bytes from an address to the next multiple of 16, at most all.

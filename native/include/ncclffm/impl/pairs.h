@@ -94,8 +94,8 @@ NCCLFFM_DEVICE ncclResult_t getSimple(const PairSession<Coop> &session, char *sl
   const MutableSpan &to = arrival.to;
   if constexpr (kReduces<T>) {
     if (arrival.own != nullptr) {
-      reduceSpans<T>(share, {nullptr, 0, const_cast<char *>(arrival.own), slot, 0, 0, 2}, onePlace(to.base), to.bytes,
-                     arrival.reduction);
+      reduceSpansApart<T>(share, {nullptr, 0, const_cast<char *>(arrival.own), slot, 0, 0, 2}, onePlace(to.base),
+                          to.bytes, arrival.reduction);
       return ncclSuccess;
     }
   }

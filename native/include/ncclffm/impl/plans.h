@@ -322,15 +322,13 @@ NCCLFFM_DEVICE ncclResult_t runZeroCopy(ChannelSession<Coop> &session, const Cal
   const ncclResult_t result = barrier(session, context.hash);
   if (result != ncclSuccess) return result;
   if constexpr (kReduces<T>) {
-    if (call.function == ncclFfmFunctionReduceScatter) {
-      reduceEverywhere<T>(session, in.plus(rank * stride), out, comm.rank, bytes, context);
-    } else {
-      const Parts shards = {nullptr, shardBytes(bytes, n), shardBytes(bytes, n), bytes};
-      const uint64_t start = rank * shards.stride;
-      reduceEverywhere<T>(session, in.plus(start), out.plus(start),
-                          call.function == ncclFfmFunctionReduce ? call.root : kEverybody, shards.lengthOf(comm.rank),
-                          context);
-    }
+    // Of a reduce-scatter each rank has its part, of the others a shard.
+    const bool isScatter = call.function == ncclFfmFunctionReduceScatter;
+    const Parts shards = {nullptr, shardBytes(bytes, n), shardBytes(bytes, n), bytes};
+    const uint64_t start = rank * (isScatter ? stride : shards.stride);
+    const int onlyTo = isScatter ? comm.rank : call.function == ncclFfmFunctionReduce ? call.root : kEverybody;
+    reduceEverywhere<T>(session, in.plus(start), isScatter ? out : out.plus(start), onlyTo,
+                        isScatter ? bytes : shards.lengthOf(comm.rank), context);
   } else {
     for (int k = 0; k < n; ++k) {
       const int to = comm.rank + k < n ? comm.rank + k : comm.rank + k - n;

@@ -61,21 +61,35 @@ struct Addresses<0> {
   NCCLFFM_DEVICE char *operator()(int k) const { return places(k) + offset; }
 };
 
-// Some vectors of a thread, one every stride, reduced.
+template <int kWidth, int kAtOnce, class Strip>
+NCCLFFM_DEVICE void loadVectors(Vec16 (&vec)[kAtOnce], const char *source, const Strip &strip) {
+  if (kWidth == 16 || reinterpret_cast<uintptr_t>(source) % 16 == 0) {
+    NCCLFFM_UNROLL
+    for (int k = 0; k < kAtOnce; ++k) {
+      if (strip.has(k)) vec[k] = loadVec16<16>(source + strip.at(k) * sizeof(Vec16));
+    }
+  } else {
+    NCCLFFM_UNROLL
+    for (int k = 0; k < kAtOnce; ++k) {
+      if (strip.has(k)) vec[k] = loadVec16<kWidth>(source + strip.at(k) * sizeof(Vec16));
+    }
+  }
+}
+
+template <int kAtOnce, class Strip>
+NCCLFFM_DEVICE void storeVectors(char *target, const Strip &strip, const Vec16 (&result)[kAtOnce]) {
+  NCCLFFM_UNROLL
+  for (int k = 0; k < kAtOnce; ++k) {
+    if (strip.has(k)) storeAs(target + strip.at(k) * sizeof(Vec16), result[k]);
+  }
+}
+
+// Vectors reduced.
 template <class T, int kAtOnce>
 struct VectorSums {
   WordReducer<T> sum[kAtOnce][2];
 
-  template <int kWidth>
-  NCCLFFM_DEVICE void add(const char *source, uint64_t i, uint64_t stride, bool isFirst, int op) {
-    Vec16 vec[kAtOnce];
-    if (kWidth == 16 || reinterpret_cast<uintptr_t>(source) % 16 == 0) {
-      NCCLFFM_UNROLL
-      for (int k = 0; k < kAtOnce; ++k) vec[k] = loadVec16<16>(source + (i + k * stride) * sizeof(Vec16));
-    } else {
-      NCCLFFM_UNROLL
-      for (int k = 0; k < kAtOnce; ++k) vec[k] = loadVec16<kWidth>(source + (i + k * stride) * sizeof(Vec16));
-    }
+  NCCLFFM_DEVICE void add(const Vec16 (&vec)[kAtOnce], bool isFirst, int op) {
     NCCLFFM_UNROLL
     for (int k = 0; k < kAtOnce; ++k) {
       NCCLFFM_UNROLL
@@ -97,34 +111,36 @@ struct VectorSums {
   }
 };
 
-template <int kAtOnce>
-NCCLFFM_DEVICE void storeVectors(char *target, uint64_t i, uint64_t stride, const Vec16 (&result)[kAtOnce]) {
-  NCCLFFM_UNROLL
-  for (int k = 0; k < kAtOnce; ++k) storeAs(target + (i + k * stride) * sizeof(Vec16), result[k]);
-}
-
 // kFixed: the number of sources, at least that of targets; 0: known at run time only, and then averages are taken one
 // vector at a time, since a division by what is not known takes much code. kWidth: of loads.
-template <class T, int kFixed, int kWidth, int kAtOnce>
-NCCLFFM_DEVICE void reduceAt(const Addresses<kFixed> &from, int nFrom, const Addresses<kFixed> &to, int nTo, uint64_t i,
-                             uint64_t stride, const Reduction &reduction) {
+template <class T, int kFixed, int kWidth, int kAtOnce, class Strip>
+NCCLFFM_DEVICE void reduceAt(const Addresses<kFixed> &from, int nFrom, const Addresses<kFixed> &to, int nTo,
+                             const Strip &strip, const Reduction &reduction) {
   VectorSums<T, kAtOnce> sums;
   Vec16 result[kAtOnce];
   if constexpr (kFixed != 0) {
+    Vec16 vec[kFixed][kAtOnce] = {};
     NCCLFFM_UNROLL
-    for (int s = 0; s < kFixed; ++s) sums.template add<kWidth>(from(s), i, stride, s == 0, ncclSum);
+    for (int s = 0; s < kFixed; ++s) loadVectors<kWidth>(vec[s], from(s), strip);
+    NCCLFFM_UNROLL
+    for (int s = 0; s < kFixed; ++s) sums.add(vec[s], s == 0, ncclSum);
     sums.finish(result, reduction.lastOp(), kFixed);
     NCCLFFM_UNROLL
     for (int t = 0; t < kFixed; ++t) {
-      if (t < nTo) storeVectors(to(t), i, stride, result);
+      if (t < nTo) storeVectors(to(t), strip, result);
     }
   } else {
-    sums.template add<kWidth>(from(0), i, stride, true, reduction.op);
+    Vec16 vec[kAtOnce];
+    loadVectors<kWidth>(vec, from(0), strip);
+    sums.add(vec, true, reduction.op);
     NCCLFFM_NO_UNROLL
-    for (int s = 1; s < nFrom; ++s) sums.template add<kWidth>(from(s), i, stride, false, reduction.op);
+    for (int s = 1; s < nFrom; ++s) {
+      loadVectors<kWidth>(vec, from(s), strip);
+      sums.add(vec, false, reduction.op);
+    }
     sums.finish(result, kAtOnce > 1 ? static_cast<int>(ncclSum) : reduction.lastOp(), reduction.nRanks);
     NCCLFFM_NO_UNROLL
-    for (int t = 0; t < nTo; ++t) storeVectors(to(t), i, stride, result);
+    for (int t = 0; t < nTo; ++t) storeVectors(to(t), strip, result);
   }
 }
 
@@ -133,15 +149,22 @@ template <class T, int kFixed, int kWidth>
 NCCLFFM_DEVICE void reduceVectors(Share share, const Places &from, const Places &to, uint64_t offset, uint64_t vectors,
                                   const Reduction &reduction) {
   const Addresses<kFixed> sources(from, offset), targets(to, offset);
-  const uint64_t together = kFixed != 0 || reduction.lastOp() != ncclAvg ? vectors : 0;
+  constexpr int kAtOnce = kFixed == 2 ? 8 : kFixed == 8 ? 2 : kInFlight;  // of each source; of all, 16 vectors
+  const uint64_t together = kFixed != 0 || reduction.lastOp() != ncclAvg ? vectors : 0, stride = share.nThreads;
   uint64_t i = share.thread;
   NCCLFFM_NO_UNROLL
-  for (; i + (kInFlight - 1) * share.nThreads < together; i += kInFlight * share.nThreads) {
-    reduceAt<T, kFixed, kWidth, kInFlight>(sources, from.n, targets, to.n, i, share.nThreads, reduction);
+  for (; i + (kAtOnce - 1) * stride < together; i += kAtOnce * stride) {
+    reduceAt<T, kFixed, kWidth, kAtOnce>(sources, from.n, targets, to.n, WholeStrip{i, stride}, reduction);
   }
-  NCCLFFM_NO_UNROLL
-  for (; i < vectors; i += share.nThreads) {
-    reduceAt<T, kFixed, kWidth, 1>(sources, from.n, targets, to.n, i, 0, reduction);
+  if constexpr (kFixed != 0) {
+    if (i < vectors) {
+      reduceAt<T, kFixed, kWidth, kAtOnce>(sources, from.n, targets, to.n, PartialStrip{i, stride, vectors}, reduction);
+    }
+  } else {
+    NCCLFFM_NO_UNROLL
+    for (; i < vectors; i += stride) {
+      reduceAt<T, kFixed, kWidth, 1>(sources, from.n, targets, to.n, WholeStrip{i, 0}, reduction);
+    }
   }
 }
 
@@ -178,9 +201,10 @@ NCCLFFM_DEVICE void reduceElements(Share share, const Places &from, const Places
 }
 
 // Reduces buffers of equal length, in their order, and stores the result to all places `to`, which may be among them. A
-// share on each thread. A call, because it is most of the code of a kernel and is used by three protocols.
+// share on each thread.
 template <class T>
-NCCLFFM_DEVICE_CALL void reduceSpans(Share share, Places from, Places to, uint64_t bytes, Reduction reduction) {
+NCCLFFM_DEVICE void reduceSpans(Share share, const Places &from, const Places &to, uint64_t bytes,
+                                const Reduction &reduction) {
   // Stores are whole vectors where all targets allow it; loads are as wide as all sources allow.
   const uintptr_t first = reinterpret_cast<uintptr_t>(to(0));
   uintptr_t targets = 0, sources = 0;
@@ -207,6 +231,13 @@ NCCLFFM_DEVICE_CALL void reduceSpans(Share share, Places from, Places to, uint64
     }
   }
   reduceElements<T>(share, from, to, head, vectors * 16, bytes, reduction);
+}
+
+// The same as a call, where small code counts for more: a function that is called has registers for a few loads in
+// flight, not for all.
+template <class T>
+NCCLFFM_DEVICE_CALL void reduceSpansApart(Share share, Places from, Places to, uint64_t bytes, Reduction reduction) {
+  reduceSpans<T>(share, from, to, bytes, reduction);
 }
 
 // Vectors of buffers that are all aligned to one, reduced through functors; one vector in i, i + stride ...

@@ -49,7 +49,6 @@ enum class Next : uint32_t { kRun, kLeave };
 
 // What the thread that takes tasks for a lane knows from one to the next.
 struct LaneState {
-  uint32_t position;   // the next task
   uint32_t polls;      // counts to the next look at what is seldom or slow to look at
   uint64_t quietNs;    // since when nothing has happened; of lane 0
   uint32_t quietDone;  // what had been done then: the sum of all lanes
@@ -138,8 +137,8 @@ NCCLFFM_DEVICE_CALL bool endIfQuiet(const TaskQueue &queue, ncclFfmSchedulerMode
 }
 
 // For the other lanes: takes part in an attempt to end. Whether the scheduler ends.
-NCCLFFM_DEVICE bool endWithLane0(const TaskQueue &queue, TaskLane &lane, LaneState *state) {
-  if (!holds(Rule::kLanesPark) && state->polls % kPollsPerCheck != 0) return false;
+NCCLFFM_DEVICE bool endWithLane0(const TaskQueue &queue, TaskLane &lane, uint32_t polls, LaneState *state) {
+  if (!holds(Rule::kLanesPark) && polls % kPollsPerCheck != 0) return false;
   const uint32_t attempt = loadAcquireGpu(&queue.shared->closing);
   state->closing = attempt;
   NCCLFFM_STALL();
@@ -155,47 +154,173 @@ NCCLFFM_DEVICE bool endWithLane0(const TaskQueue &queue, TaskLane &lane, LaneSta
   }
 }
 
-// Whether the lane's next task can be run now.
-NCCLFFM_DEVICE bool isReady(const TaskQueue &queue, const TaskLane &lane, TaskSlot *slot, uint32_t position,
-                            TaskWords *words) {
-  const uint32_t launched = loadRelaxedGpu(&lane.launched);
-  const bool written = readTask(slot, position, words);
-  const bool all = queue.blocksPerLane == 1 || !holds(Rule::kTaskOrder) || loadAcquireGpu(&lane.done) == position;
-  const bool bound = isAtOrBeyond(launched, position + 1);
-  return all && (bound || !holds(Rule::kLaunchBound)) && (written || (!holds(Rule::kTaskGeneration) && bound));
+// What one look at a lane shows.
+struct Look {
+  bool failed;
+  bool launched;     // the next task
+  bool written;      // the next task, all of it
+  bool done;         // the one before, by all blocks
+  uint32_t closing;  // of all lanes but 0
+
+  NCCLFFM_DEVICE bool isReady() const {
+    return !failed && done && (launched || !holds(Rule::kLaunchBound)) &&
+           (written || (!holds(Rule::kTaskGeneration) && launched));
+  }
+};
+
+// Who takes tasks for a lane: one thread, or on a GPU a warp, whose threads look at all that a task waits for at once,
+// so that a look takes one round trip and little else. What changes memory is the first thread's. Words: what a thread
+// has of a task.
+struct TakingThread {
+  using Words = TaskWords;
+
+  NCCLFFM_DEVICE bool isFirst() const { return true; }
+  NCCLFFM_DEVICE uint32_t ofFirst(uint32_t value) const { return value; }
+  NCCLFFM_DEVICE void read(const TaskQueue &queue, uint32_t l, uint32_t position, TaskWords *words) const {
+    readTask(slotOfTask(queue, l, position), position, words);
+  }
+
+  // Looks at one task. The loads of a look are on their way together: a question after the other would cost a round
+  // trip each.
+  struct Looks {
+    const TaskQueue &queue;
+    uint32_t l;
+    uint32_t position;
+
+    NCCLFFM_DEVICE Look operator()(TaskWords *words) const {
+      const TaskLane &lane = queue.lanes[l];
+      Look seen;
+      seen.failed = loadRelaxedGpu(&lane.failed) != ncclSuccess;
+      seen.closing = l == 0 ? 0 : loadRelaxedGpu(&queue.shared->closing);
+      seen.launched = isAtOrBeyond(loadRelaxedGpu(&lane.launched), position + 1);
+      seen.written = readTask(slotOfTask(queue, l, position), position, words);
+      seen.done = queue.blocksPerLane == 1 || !holds(Rule::kTaskOrder) || loadAcquireGpu(&lane.done) == position;
+      return seen;
+    }
+  };
+};
+
+#ifdef __CUDACC__
+struct TakingWarp {
+  using Words = uint32_t;  // word number i of the task on thread i
+
+  NCCLFFM_DEVICE bool isFirst() const { return CoopWarp().rank() == 0; }
+  NCCLFFM_DEVICE uint32_t ofFirst(uint32_t value) const {
+    __syncwarp();  // what the first thread has acquired, all have
+    return of(value, 0);
+  }
+  NCCLFFM_DEVICE static uint32_t of(uint32_t value, uint32_t thread) {
+    return __shfl_sync(0xffffffffu, value, static_cast<int>(thread));
+  }
+  NCCLFFM_DEVICE void read(const TaskQueue &queue, uint32_t l, uint32_t position, uint32_t *word) const {
+    const uint32_t thread = CoopWarp().rank();
+    if (thread < kTaskWords) {
+      *word = static_cast<uint32_t>(loadRelaxedSys(slotOfTask(queue, l, position)->word + thread));
+    }
+  }
+
+  class Looks {
+   public:
+    NCCLFFM_DEVICE Looks(const TaskQueue &queue, uint32_t l, uint32_t position)
+        : thread_(CoopWarp().rank()), position_(position), hasClosing_(l != 0) {
+      const TaskLane &lane = queue.lanes[l];
+      slot_ = slotOfTask(queue, l, position)->word;
+      ofLane_ = thread_ == kLaunched ? &lane.launched : thread_ == kFailed ? &lane.failed : &queue.shared->closing;
+      done_ = queue.blocksPerLane > 1 ? &lane.done : nullptr;
+    }
+
+    NCCLFFM_DEVICE Look operator()(uint32_t *word) const {
+      uint64_t ofSlot = 0;
+      uint32_t ofLane = 0;
+      if (thread_ < kTaskWords) ofSlot = loadRelaxedSys(slot_ + thread_);
+      if (thread_ >= kLaunched && thread_ <= kClosing) ofLane = loadRelaxedGpu(ofLane_);
+      uint32_t acquired = 1, done = 1;
+      // Last, for they keep what comes after them waiting.
+      if (thread_ == 0) {
+        acquired = numberIn(loadAcquireGpu(slot_)) == position_ + 1;
+        if (done_ != nullptr) done = loadAcquireGpu(done_) == position_;
+      }
+      *word = static_cast<uint32_t>(ofSlot);
+      const bool whole = thread_ >= kTaskWords || numberIn(ofSlot) == position_ + 1;
+      Look seen;
+      seen.failed = of(ofLane, kFailed) != ncclSuccess;
+      seen.closing = hasClosing_ ? of(ofLane, kClosing) : 0;
+      seen.launched = isAtOrBeyond(of(ofLane, kLaunched), position_ + 1);
+      seen.written = __all_sync(0xffffffffu, whole && acquired != 0) != 0;
+      seen.done = of(done, 0) != 0;
+      return seen;
+    }
+
+   private:
+    // Which threads look at the words of the lane.
+    static constexpr uint32_t kLaunched = kTaskWords, kFailed = kTaskWords + 1, kClosing = kTaskWords + 2;
+
+    uint32_t thread_;
+    uint32_t position_;
+    bool hasClosing_;
+    const uint64_t *slot_;
+    const uint32_t *ofLane_;
+    const uint32_t *done_;
+  };
+};
+#endif
+
+enum class Seldom : uint32_t { kGoOn, kLookAgain, kLeave };
+
+// What is seldom looked at, or slow to look at; by the first thread. missingNs: since when a task that was launched is
+// not written.
+NCCLFFM_DEVICE_CALL Seldom lookSeldom(const TaskQueue &queue, ncclFfmSchedulerMode mode, uint32_t l, uint32_t position,
+                                      Look seen, LaneState *state, uint64_t *missingNs) {
+  if (!seen.failed && loadRelaxedSys(&queue.status[l].abort) != 0) {
+    failLane(queue, l, position, ncclRemoteError, 0);
+    return Seldom::kLookAgain;
+  }
+  if (!seen.failed && seen.launched && !seen.written) {
+    const uint64_t now = nowNs();
+    if (*missingNs == 0) *missingNs = now;
+    if (queue.timeoutNs != 0 && now - *missingNs >= queue.timeoutNs) {
+      failLane(queue, l, position, static_cast<ncclResult_t>(ncclFfmQueueBroken), now - *missingNs);
+    }
+  }
+  return l == 0 && endIfQuiet(queue, mode, state) ? Seldom::kLeave : Seldom::kGoOn;
 }
 
 // Waits for the next task, *words, for as long as the scheduler lives. This one has no deadline of its own; it sees an
-// abort, a stop and a failure all the same.
-NCCLFFM_DEVICE Next awaitTask(const TaskQueue &queue, ncclFfmSchedulerMode mode, uint32_t l, LaneState *state,
-                              TaskWords *words) {
-  TaskLane &lane = queue.lanes[l];
-  TaskSlot *slot = slotOfTask(queue, l, state->position);
+// abort, a stop and a failure all the same. All that a look needs is in registers: an acquire empties the cache that
+// the stack is in, too.
+template <class Taker>
+NCCLFFM_DEVICE Next awaitTask(const Taker &taker, const TaskQueue &queue, ncclFfmSchedulerMode mode, uint32_t l,
+                              uint32_t position, LaneState *state, typename Taker::Words *words) {
+  const typename Taker::Looks looks{queue, l, position};
+  const uint32_t pollsBefore = state->polls;
+  uint32_t closing = state->closing;
   uint64_t missingNs = 0;
   for (uint32_t polls = 1;; ++polls) {
-    // What is looked at each time is on its way together: a question after the other would cost a round trip each.
-    const bool failed = loadRelaxedGpu(&lane.failed) != ncclSuccess;
-    const uint32_t closing = l == 0 ? 0 : loadRelaxedGpu(&queue.shared->closing);
-    const bool ready = isReady(queue, lane, slot, state->position, words);
+    const Look seen = looks(words);
     // Not only while there is nothing to do: an abort ends a lane that never stands still.
-    if (++state->polls % (polls < kPollsBeforePause ? kPollsPerCheck : kPausedPollsPerCheck) == 0) {
-      if (failed && l != 0) return Next::kLeave;  // lane 0 outlives its failure, to end the others
-      if (!failed && loadRelaxedSys(&queue.status[l].abort) != 0) {
-        failLane(queue, l, state->position, ncclRemoteError, 0);
-        continue;
+    if ((pollsBefore + polls) % (polls < kPollsBeforePause ? kPollsPerCheck : kPausedPollsPerCheck) == 0) {
+      if (seen.failed && l != 0) return Next::kLeave;  // lane 0 outlives its failure, to end the others
+      Seldom next = Seldom::kGoOn;
+      if (taker.isFirst()) {
+        uint64_t missing = missingNs;
+        next = lookSeldom(queue, mode, l, position, seen, state, &missing);
+        missingNs = missing;
       }
-      const bool launched = isAtOrBeyond(loadRelaxedGpu(&lane.launched), state->position + 1);
-      if (!failed && launched && !readTask(slot, state->position, words)) {
-        const uint64_t now = nowNs();
-        if (missingNs == 0) missingNs = now;
-        if (queue.timeoutNs != 0 && now - missingNs >= queue.timeoutNs) {
-          failLane(queue, l, state->position, static_cast<ncclResult_t>(ncclFfmQueueBroken), now - missingNs);
-        }
-      }
-      if (l == 0 && endIfQuiet(queue, mode, state)) return Next::kLeave;
+      next = static_cast<Seldom>(taker.ofFirst(static_cast<uint32_t>(next)));
+      if (next == Seldom::kLeave) return Next::kLeave;
+      if (next == Seldom::kLookAgain) continue;
     }
-    if (l != 0 && closing != state->closing && endWithLane0(queue, lane, state)) return Next::kLeave;
-    if (!failed && ready) return Next::kRun;
+    if (l != 0 && seen.closing != closing) {
+      bool ends = false;
+      if (taker.isFirst()) ends = endWithLane0(queue, queue.lanes[l], pollsBefore + polls, state);
+      closing = taker.ofFirst(state->closing);
+      state->closing = closing;
+      if (taker.ofFirst(ends) != 0) return Next::kLeave;
+    }
+    if (seen.isReady()) {
+      state->polls = pollsBefore + polls;
+      return Next::kRun;
+    }
     if (polls >= kPollsBeforePause) {
       pauseNs(kPauseNs);
     } else if (kYieldBetweenPolls) {
@@ -205,15 +330,18 @@ NCCLFFM_DEVICE Next awaitTask(const TaskQueue &queue, ncclFfmSchedulerMode mode,
 }
 
 // Waits for the first block of the lane to take the next task, and takes it, too.
-NCCLFFM_DEVICE Next awaitFirstBlock(const TaskQueue &queue, uint32_t l, const LaneState &state, TaskWords *words) {
+template <class Taker>
+NCCLFFM_DEVICE Next awaitFirstBlock(const Taker &taker, const TaskQueue &queue, uint32_t l, uint32_t position,
+                                    typename Taker::Words *words) {
   const TaskLane &lane = queue.lanes[l];
   for (uint32_t polls = 1;; ++polls) {
     const uint64_t go = loadAcquireGpu(&lane.go);
-    if (isAtOrBeyond(static_cast<uint32_t>(go), state.position + 1)) {
-      readTask(slotOfTask(queue, l, state.position), state.position, words);  // it is there
+    const bool goes = isAtOrBeyond(static_cast<uint32_t>(go), position + 1);
+    if (taker.ofFirst(goes) != 0) {
+      taker.read(queue, l, position, words);  // it is there
       return Next::kRun;
     }
-    if ((go & kLeaveBit) != 0) return Next::kLeave;
+    if (taker.ofFirst((go & kLeaveBit) != 0) != 0) return Next::kLeave;
     if (polls >= kPollsBeforePause) {
       pauseNs(kPauseNs);
     } else if (kYieldBetweenPolls) {
@@ -222,13 +350,14 @@ NCCLFFM_DEVICE Next awaitFirstBlock(const TaskQueue &queue, uint32_t l, const La
   }
 }
 
-// For one thread of block number b of lane l: what comes next, told to the other blocks by the first.
-NCCLFFM_DEVICE Next nextOfBlock(const TaskQueue &queue, ncclFfmSchedulerMode mode, uint32_t l, uint32_t b,
-                                LaneState *state, TaskWords *words) {
-  if (b != 0) return awaitFirstBlock(queue, l, *state, words);
-  const Next next = awaitTask(queue, mode, l, state, words);
-  if (queue.blocksPerLane > 1) {
-    storeReleaseGpu(&queue.lanes[l].go, next == Next::kRun ? state->position + 1 : state->position | kLeaveBit);
+// For block number b of lane l: what comes next, told to the other blocks by the first.
+template <class Taker>
+NCCLFFM_DEVICE Next nextOfBlock(const Taker &taker, const TaskQueue &queue, ncclFfmSchedulerMode mode, uint32_t l,
+                                uint32_t b, uint32_t position, LaneState *state, typename Taker::Words *words) {
+  if (b != 0) return awaitFirstBlock(taker, queue, l, position, words);
+  const Next next = awaitTask(taker, queue, mode, l, position, state, words);
+  if (queue.blocksPerLane > 1 && taker.isFirst()) {
+    storeReleaseGpu(&queue.lanes[l].go, next == Next::kRun ? position + 1 : position | kLeaveBit);
   }
   return next;
 }
@@ -236,30 +365,38 @@ NCCLFFM_DEVICE Next nextOfBlock(const TaskQueue &queue, ncclFfmSchedulerMode mod
 // The task for all threads of a group, and what to do.
 template <class Coop>
 NCCLFFM_DEVICE Next nextTask(const Coop &coop, const TaskQueue &queue, ncclFfmSchedulerMode mode, uint32_t l,
-                             uint32_t b, LaneState *state, Task *task) {
+                             uint32_t b, uint32_t position, LaneState *state, Task *task) {
   Next next = Next::kLeave;
   TaskWords words = {};
-  if (coop.rank() == 0) next = nextOfBlock(queue, mode, l, b, state, &words);
+  if (coop.rank() == 0) next = nextOfBlock(TakingThread(), queue, mode, l, b, position, state, &words);
   next = static_cast<Next>(coop.syncBroadcast(static_cast<uint64_t>(next)));
   const uint64_t address = coop.syncBroadcast(reinterpret_cast<uintptr_t>(&words));
-  if (next == Next::kRun) *task = taskOf(*reinterpret_cast<const TaskWords *>(address), l, state->position);
+  if (next == Next::kRun) *task = taskOf(*reinterpret_cast<const TaskWords *>(address), l, position);
   coop.sync();  // the words stay until all have them
   return next;
 }
 
 #ifdef __CUDACC__
 NCCLFFM_DEVICE Next nextTask(const CoopBlock &coop, const TaskQueue &queue, ncclFfmSchedulerMode mode, uint32_t l,
-                             uint32_t b, LaneState *state, Task *task) {
-  __shared__ TaskWords shared;
+                             uint32_t b, uint32_t position, LaneState *state, Task *task) {
+  __shared__ TaskWords words;
+  __shared__ uint32_t sequence;  // what is needed after the wait is not on the stack: see awaitTask
   __shared__ Next next;
   if (coop.rank() == 0) {
-    TaskWords words = {};
-    next = nextOfBlock(queue, mode, l, b, state, &words);
-    shared = words;
+    sequence = position;
+    next = Next::kRun;
   }
-  if (coop.rank() < 32) __syncwarp();
+  if (coop.rank() < 32) {
+    uint32_t word = 0;
+    if (nextOfBlock(TakingWarp(), queue, mode, l, b, position, state, &word) == Next::kRun) {
+      const uint32_t thread = CoopWarp().rank();
+      if (thread < kTaskWords) words.word[thread] = word;
+    } else if (coop.rank() == 0) {
+      next = Next::kLeave;
+    }
+  }
   coop.sync();
-  *task = taskOf(shared, l, state->position);
+  *task = taskOf(words, l, sequence);
   return next;
 }
 #endif
@@ -321,9 +458,10 @@ NCCLFFM_DEVICE_CALL ncclResult_t runTaskShare(ChannelSession<Coop> &session, Cal
 }
 
 template <class Coop>
-NCCLFFM_DEVICE ncclResult_t runTask(ChannelSession<Coop> &session, const TaskQueue &queue, const Task &task,
-                                    uint32_t position, uint32_t l, uint32_t b) {
+NCCLFFM_DEVICE ncclResult_t runTask(ChannelSession<Coop> &session, const TaskQueue &queue, const Task &task, uint32_t l,
+                                    uint32_t b) {
   if (task.function == ncclFfmFunctionNone) return ncclSuccess;
+  const uint32_t position = task.sequence;
   const DevComm &comm = session.comm();
   const bool pair = isPair(task.function);
   const PackedRecord record = packRecord(
@@ -331,20 +469,19 @@ NCCLFFM_DEVICE ncclResult_t runTask(ChannelSession<Coop> &session, const TaskQue
   const uint32_t taskHash = holds(Rule::kTaskAgreement) ? mixOfRecord(record, 0) & 0x7fffffffu : 0;
   session.setTask(taskHash);
   session.setFunction(static_cast<ncclFfmFunction>(task.function));
-  // By threads that have least to do with what comes now.
+  // For status records: to the peers, and here what runs. By threads that have least to do with what comes now.
   const uint32_t size = session.coop().size(), thread = size - 1 - session.coop().rank();
-  if (thread == size / 2) {  // every block the same, for whichever fails first
-    storeRecord(queue.lanes[l].running, sealed(packRecord(task, position, task.function, task.root), position));
-  }
-  if (!pair) {
-    const uint32_t epoch = session.site().epoch + 1;
-    for (int peer = static_cast<int>(thread); peer < comm.nRanks; peer += static_cast<int>(size)) {
+  auto tell = [&](uint32_t epoch) {
+    if (thread == size / 2) {  // every block the same, for whichever fails first
+      storeRecord(queue.lanes[l].running, sealed(packRecord(task, position, task.function, task.root), position));
+    }
+    for (int peer = static_cast<int>(thread); !pair && peer < comm.nRanks; peer += static_cast<int>(size)) {
       if (peer == comm.rank) continue;
       storeRecord(mailboxOf(comm, peer, session.site().channel, comm.rank)->task[epoch % 2].word,
                   sealed(record, epoch));
     }
-  }
-  reconverge(session.coop());
+    reconverge(session.coop());
+  };
   Call call = callOf(task);
   // What is most about latency is inlined; all else is a call, on a copy, so that what is here may stay in registers.
   const uint32_t elementBytes = sizeof(float);
@@ -354,29 +491,48 @@ NCCLFFM_DEVICE ncclResult_t runTask(ChannelSession<Coop> &session, const TaskQue
       problemOfBuffers(comm, call, elementBytes) == Problem::kNone) {
     call.protocol = ncclFfmProtocolLL;
     call.algorithm = ncclFfmAlgorithmOneShot;
-    return smallAllReduce<float>(session, call);
+    return smallAllReduce<float>(session, call, tell);
   }
+  tell(session.site().epoch + 1);
   ChannelSession<Coop> lent = session.lend();
   const ncclResult_t result = runTaskShare(lent, call, taskHash, b, queue.blocksPerLane);
   session.takeBack(lent);
   return result;
 }
 
-// The thread that tells the host, while the first warp takes the next task.
+// The thread that tells the host, in the second warp.
 constexpr uint32_t kTellingThread = 32;
 
-// The block has run its share, which its threads have synced after: the last one of the lane says so.
+// The second warp goes on once the first has come here, which does not wait for it.
+template <class Coop>
+NCCLFFM_DEVICE void secondWarpAfterFirst(const Coop &) {}
+#ifdef __CUDACC__
+NCCLFFM_DEVICE void secondWarpAfterFirst(const CoopBlock &coop) {
+  if (coop.rank() < 32) {
+    asm volatile("barrier.cta.arrive 1, 64;" ::: "memory");
+  } else if (coop.rank() < 64) {
+    asm volatile("barrier.cta.sync 1, 64;" ::: "memory");
+  }
+}
+#endif
+
+// The block has run its share, which its threads have synced after: the last one of the lane says so. To the host by
+// the second warp, which takes longer, while the first takes the next task; not at the same time, for two fences of a
+// block keep each other waiting.
 template <class Coop>
 NCCLFFM_DEVICE void finishTask(const Coop &coop, const TaskQueue &queue, uint32_t l, uint32_t position) {
   TaskLane &lane = queue.lanes[l];
-  const bool oneBlock = queue.blocksPerLane == 1;
-  const uint32_t teller = oneBlock && coop.size() > kTellingThread ? kTellingThread : 0;
-  if (coop.rank() != 0 && coop.rank() != teller) return;
-  if (!oneBlock) {
+  if (queue.blocksPerLane > 1) {
+    if (coop.rank() != 0) return;
     if (fetchAddAcqRelGpu(&lane.arrived, 1) != queue.blocksPerLane - 1) return;
     storeRelaxedGpu(&lane.arrived, 0);
+    storeReleaseGpu(&lane.done, position + 1);
+    storeReleaseSys(queue.progress + l, position + 1);
+    return;
   }
+  const uint32_t teller = coop.size() > kTellingThread ? kTellingThread : 0;
   if (coop.rank() == 0) storeReleaseGpu(&lane.done, position + 1);
+  if (teller != 0) secondWarpAfterFirst(coop);
   if (coop.rank() == teller) storeReleaseSys(queue.progress + l, position + 1);
 }
 
@@ -403,17 +559,18 @@ NCCLFFM_DEVICE void runScheduler(Coop coop, const DevComm &comm, const TaskQueue
     ChannelSession<Coop> session(coop, comm, block, ncclFfmFunctionNone);
     // No verdict on a new attempt to end comes before this lane has parked: this is the last one of the scheduler
     // before.
-    LaneState state = {loadRelaxedGpu(&queue.lanes[l].done), 0, 0, 0, loadRelaxedGpu(&queue.shared->verdict) >> 1};
+    LaneState state = {0, 0, 0, loadRelaxedGpu(&queue.shared->verdict) >> 1};
+    uint32_t position = loadRelaxedGpu(&queue.lanes[l].done);
     coop.sync();  // all threads know where the lane is, before it goes on
     for (;;) {
       Task task;
-      if (nextTask(coop, queue, mode, l, b, &state, &task) == Next::kLeave) break;
+      if (nextTask(coop, queue, mode, l, b, position, &state, &task) == Next::kLeave) break;
       const ncclResult_t result =
-          session.result() != ncclSuccess ? session.result() : runTask(session, queue, task, state.position, l, b);
+          session.result() != ncclSuccess ? session.result() : runTask(session, queue, task, l, b);
       coop.sync();
-      ++state.position;
+      ++position;
       if (result != ncclSuccess) continue;  // the lane has failed: there is no next task
-      finishTask(coop, queue, l, state.position - 1);
+      finishTask(coop, queue, l, position - 1);
     }
   }
   coop.sync();

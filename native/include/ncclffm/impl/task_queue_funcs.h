@@ -137,12 +137,11 @@ NCCLFFM_DEVICE uint32_t numberIn(uint64_t word) {
   return static_cast<uint32_t>(word >> 32);
 }
 
-// No release of the last word: that would wait for those before it on their way to memory. What was stored before the
-// task, is what the fence is for.
+// After a fence, which is for what was stored before the task. No release of the last word: that would wait for those
+// before it on their way to memory.
 NCCLFFM_DEVICE void publish(TaskSlot *slot, uint32_t sequence, const Task &task) {
   const TaskWords words = wordsOf(task);
   const uint64_t number = static_cast<uint64_t>(sequence + 1) << 32;
-  fenceGpu();
   releaseForSanitizer(slot);
   NCCLFFM_UNROLL
   for (int i = 0; i < kTaskWords; i += 2) {
@@ -178,12 +177,14 @@ NCCLFFM_DEVICE bool isUsed(const TaskQueue &queue, const TaskPlace &place) {
 NCCLFFM_DEVICE ncclResult_t appendTask(const TaskQueue &queue, const Task &task, const TaskPlace &place,
                                        uint32_t *sequence) {
   TaskLane &lane = queue.lanes[place.lane];
-  // All on their way at the same time; done last, for it keeps what comes after it waiting.
+  // All on their way at the same time; then one fence, which acquires what `done` says, and releases what the producer
+  // has stored.
   *sequence = place.named || !place.waits ? place.sequence : fetchAddRelaxedGpu(&lane.head, 1);
   const uint32_t failed = loadRelaxedGpu(&lane.failed);
   const uint32_t head = place.named ? loadRelaxedGpu(&lane.head) : 0;
   const bool used = place.named && isUsed(queue, place);
-  const uint32_t done = loadAcquireGpu(&lane.done);
+  const uint32_t done = loadRelaxedGpu(&lane.done);
+  fenceGpu();
   if (failed != ncclSuccess) return static_cast<ncclResult_t>(failed);
   if (!place.named && !place.waits) {
     if (!takeIfRoom(queue, place.lane, sequence)) return static_cast<ncclResult_t>(ncclFfmQueueFull);
@@ -262,7 +263,8 @@ NCCLFFM_DEVICE ncclResult_t ncclTaskAppendEach(CoopWarp warp, const TaskQueue &q
   uint64_t first = 0;
   if (warp.rank() == 0) first = fetchAddRelaxedGpu(&lane.head, warp.size());
   const uint32_t failed = loadRelaxedGpu(&lane.failed);
-  const uint32_t done = loadAcquireGpu(&lane.done);
+  const uint32_t done = loadRelaxedGpu(&lane.done);
+  fenceGpu();  // as in appendTask
   const uint32_t sequence = static_cast<uint32_t>(warp.syncBroadcast(first)) + warp.rank();
   const Task task = makeTask(symbol, taskType, datatype, op, sendbuff, recvbuff, count, place);
   ncclResult_t result = static_cast<ncclResult_t>(failed);

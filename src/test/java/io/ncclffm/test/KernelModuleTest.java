@@ -208,9 +208,21 @@ class KernelModuleTest {
     KernelLaunch launch;
   }
 
-  private static Prepared prepare(LocalWorld.Rank rank, RankBuffers in, RankBuffers out) {
-    Prepared made = new Prepared();
-    made.module = KernelModule.compile(rank.device(), KernelCompilerTest.FUSED);
+  private static Prepared[] prepare(LocalWorld world, RankBuffers in, RankBuffers out) {
+    Prepared[] all = new Prepared[world.size()];
+    // All modules first: to load one may wait for the device, and a device communicator is made by
+    // all ranks together.
+    world.run(
+        r -> {
+          all[r.rank()] = new Prepared();
+          all[r.rank()].module = KernelModule.compile(r.device(), KernelCompilerTest.FUSED);
+        });
+    world.run(r -> prepare(all[r.rank()], r, in, out));
+    return all;
+  }
+
+  private static void prepare(
+      Prepared made, LocalWorld.Rank rank, RankBuffers in, RankBuffers out) {
     made.comm = DeviceCommunicator.create(rank.communicator(), PATIENCE);
     made.launch =
         made.module
@@ -221,7 +233,6 @@ class KernelModuleTest {
     made.launch.run(rank.stream()); // nothing to do: the first launch may wait for the device
     rank.stream().synchronize(PATIENCE);
     made.launch.set(3, (long) COUNT);
-    return made;
   }
 
   private static float[] input(int rank, int round) {
@@ -252,8 +263,7 @@ class KernelModuleTest {
     try (LocalWorld world = TestRanks.open(ranks);
         RankBuffers in = RankBuffers.allocate(world, DataType.FLOAT32, COUNT);
         RankBuffers out = RankBuffers.allocate(world, DataType.FLOAT32, COUNT)) {
-      Prepared[] all = new Prepared[ranks];
-      world.run(r -> all[r.rank()] = prepare(r, in, out));
+      Prepared[] all = prepare(world, in, out);
       world.run(
           r -> {
             float[] result = new float[COUNT];
@@ -280,9 +290,8 @@ class KernelModuleTest {
         RankBuffers in = RankBuffers.allocate(world, DataType.FLOAT32, COUNT);
         RankBuffers out = RankBuffers.allocate(world, DataType.FLOAT32, COUNT);
         RankBuffers other = RankBuffers.allocate(world, DataType.FLOAT32, COUNT)) {
-      Prepared[] all = new Prepared[ranks];
+      Prepared[] all = prepare(world, in, out);
       CudaGraph[] graphs = new CudaGraph[ranks];
-      world.run(r -> all[r.rank()] = prepare(r, in, out));
       world.run(
           r ->
               graphs[r.rank()] =
@@ -334,10 +343,10 @@ class KernelModuleTest {
     try (LocalWorld world = TestRanks.open(2);
         RankBuffers in = RankBuffers.allocate(world, DataType.FLOAT32, COUNT);
         RankBuffers out = RankBuffers.allocate(world, DataType.FLOAT32, COUNT)) {
-      Prepared[] all = new Prepared[2];
+      Prepared[] all = prepare(world, in, out);
       world.run(
           r -> {
-            Prepared made = prepare(r, in, out);
+            Prepared made = all[r.rank()];
             made.comm.close();
             made.comm = DeviceCommunicator.create(r.communicator(), deadline);
             KernelLaunch closed = made.launch;
@@ -348,7 +357,6 @@ class KernelModuleTest {
                     .prepare(made.comm, in.of(r), out.of(r), (long) COUNT)
                     .grid(BLOCKS)
                     .block(THREADS);
-            all[r.rank()] = made;
           });
       world.run(
           r -> {
@@ -410,11 +418,11 @@ class KernelModuleTest {
       KernelModule[] modules = new KernelModule[ranks];
       KernelLaunch[] launches = new KernelLaunch[ranks];
       NcclDeviceCommunicator[] comms = new NcclDeviceCommunicator[ranks];
+      world.run(r -> modules[r.rank()] = KernelModule.load(r.device(), Path.of(file)));
       world.run(
           r -> {
             int me = r.rank();
             assertTrue(r.communicator().properties().deviceApiSupport());
-            modules[me] = KernelModule.load(r.device(), Path.of(file));
             NcclWindow source = r.communicator().registerWindow(in.of(r));
             NcclWindow target = r.communicator().registerWindow(out.of(r));
             comms[me] = r.communicator().createDeviceCommunicator(requirements);

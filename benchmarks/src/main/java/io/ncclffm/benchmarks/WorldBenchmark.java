@@ -233,8 +233,20 @@ final class WorldBenchmark {
       }
       NcclDeviceRequirements requirements =
           NcclDeviceRequirements.builder().lsaBarrierCount(LSA_KERNEL_BLOCKS).build();
-      try (KernelModule module = KernelModule.load(rank.device(), Path.of(file));
-          NcclDeviceCommunicator device = comm.createDeviceCommunicator(requirements);
+      try (KernelModule module = KernelModule.load(rank.device(), Path.of(file))) {
+        meeting.await(PATIENCE); // to load one may wait for the device
+        lsaKernel(module, requirements, in, out, recv);
+        meeting.await(PATIENCE);
+      }
+    }
+
+    private void lsaKernel(
+        KernelModule module,
+        NcclDeviceRequirements requirements,
+        NcclWindow in,
+        NcclWindow out,
+        DeviceBuffer recv) {
+      try (NcclDeviceCommunicator device = comm.createDeviceCommunicator(requirements);
           DeviceBuffer results =
               DeviceBuffer.allocate(rank.device(), DataType.INT32, LSA_KERNEL_BLOCKS)) {
         results.fill((byte) 0, stream);
