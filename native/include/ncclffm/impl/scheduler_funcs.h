@@ -226,7 +226,7 @@ struct TakingWarp {
       const TaskLane &lane = queue.lanes[l];
       slot_ = slotOfTask(queue, l, position)->word;
       ofLane_ = thread_ == kLaunched ? &lane.launched : thread_ == kFailed ? &lane.failed : &queue.shared->closing;
-      done_ = queue.blocksPerLane > 1 ? &lane.done : nullptr;
+      done_ = queue.blocksPerLane > 1 && holds(Rule::kTaskOrder) ? &lane.done : nullptr;
     }
 
     NCCLFFM_DEVICE Look operator()(uint32_t *word) const {
@@ -241,7 +241,7 @@ struct TakingWarp {
         if (done_ != nullptr) done = loadAcquireGpu(done_) == position_;
       }
       *word = static_cast<uint32_t>(ofSlot);
-      const bool whole = thread_ >= kTaskWords || numberIn(ofSlot) == position_ + 1;
+      const bool whole = thread_ >= kTaskWords || numberIn(ofSlot) == position_ + 1 || !holds(Rule::kTaskWhole);
       Look seen;
       seen.failed = of(ofLane, kFailed) != ncclSuccess;
       seen.closing = hasClosing_ ? of(ofLane, kClosing) : 0;
@@ -293,7 +293,7 @@ NCCLFFM_DEVICE Next awaitTask(const Taker &taker, const TaskQueue &queue, ncclFf
                               uint32_t position, LaneState *state, typename Taker::Words *words) {
   const typename Taker::Looks looks{queue, l, position};
   const uint32_t pollsBefore = state->polls;
-  uint32_t closing = state->closing;
+  uint32_t closing = taker.ofFirst(state->closing);
   uint64_t missingNs = 0;
   for (uint32_t polls = 1;; ++polls) {
     const Look seen = looks(words);
@@ -356,8 +356,9 @@ NCCLFFM_DEVICE Next nextOfBlock(const Taker &taker, const TaskQueue &queue, nccl
                                 uint32_t b, uint32_t position, LaneState *state, typename Taker::Words *words) {
   if (b != 0) return awaitFirstBlock(taker, queue, l, position, words);
   const Next next = awaitTask(taker, queue, mode, l, position, state, words);
-  if (queue.blocksPerLane > 1 && taker.isFirst()) {
-    storeReleaseGpu(&queue.lanes[l].go, next == Next::kRun ? position + 1 : position | kLeaveBit);
+  if (queue.blocksPerLane > 1) {
+    const bool runs = taker.ofFirst(next == Next::kRun) != 0;  // what any thread has read, is before what follows
+    if (taker.isFirst()) storeReleaseGpu(&queue.lanes[l].go, runs ? position + 1 : position | kLeaveBit);
   }
   return next;
 }

@@ -185,6 +185,7 @@ NCCLFFM_DEVICE ncclResult_t appendTask(const TaskQueue &queue, const Task &task,
   const bool used = place.named && isUsed(queue, place);
   const uint32_t done = loadRelaxedGpu(&lane.done);
   fenceGpu();
+  acquireForSanitizer(&lane.done);
   if (failed != ncclSuccess) return static_cast<ncclResult_t>(failed);
   if (!place.named && !place.waits) {
     if (!takeIfRoom(queue, place.lane, sequence)) return static_cast<ncclResult_t>(ncclFfmQueueFull);

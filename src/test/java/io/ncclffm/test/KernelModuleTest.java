@@ -30,6 +30,7 @@ import io.ncclffm.device.KernelModule;
 import io.ncclffm.device.KernelSource;
 import java.io.IOException;
 import java.lang.management.ManagementFactory;
+import java.lang.module.ModuleDescriptor.Version;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
@@ -408,7 +409,9 @@ class KernelModuleTest {
     String file = System.getProperty("ncclffm.test.ncclKernel");
     assumeTrue(file != null && Files.exists(Path.of(file)), "not compiled here: " + file);
     String version = Nccl.versions().nccl().version();
-    assumeTrue(version.compareTo("2.30.7") >= 0, "compiled with 2.30.7, loaded is " + version);
+    assumeTrue(
+        Version.parse(version).compareTo(Version.parse("2.30.7")) >= 0,
+        "compiled with 2.30.7, loaded is " + version);
     NcclDeviceRequirements requirements =
         NcclDeviceRequirements.builder().lsaBarrierCount(BLOCKS).build();
     try (LocalWorld world = TestRanks.open(ranks);

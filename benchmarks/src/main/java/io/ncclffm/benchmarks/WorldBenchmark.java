@@ -27,6 +27,7 @@ import io.ncclffm.lsa.LsaProtocol;
 import io.ncclffm.lsa.LsaWindow;
 import java.lang.foreign.MemorySegment;
 import java.lang.management.ManagementFactory;
+import java.lang.module.ModuleDescriptor.Version;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
@@ -56,7 +57,7 @@ final class WorldBenchmark {
   /** As many as the device route has; compiled with the headers of this version. */
   private static final int LSA_KERNEL_BLOCKS = 16;
 
-  private static final String LSA_KERNEL_NCCL = "2.30.7";
+  private static final Version LSA_KERNEL_NCCL = Version.parse("2.30.7");
 
   private final int ranks;
   private final boolean quick;
@@ -226,7 +227,7 @@ final class WorldBenchmark {
       String file = System.getProperty("ncclffm.bench.ncclKernel");
       if (file == null
           || !Files.exists(Path.of(file))
-          || Nccl.versions().nccl().version().compareTo(LSA_KERNEL_NCCL) < 0
+          || Version.parse(Nccl.versions().nccl().version()).compareTo(LSA_KERNEL_NCCL) < 0
           || !comm.properties().deviceApiSupport()
           || comm.teamLsa().size() < ranks) {
         return;
