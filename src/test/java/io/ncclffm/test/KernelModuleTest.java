@@ -191,7 +191,8 @@ class KernelModuleTest {
             RuntimeException.class,
             () ->
                 KernelModule.load(
-                    device(), KernelImage.of(bytes(ptx.replace("999", "80") + "nonsense")))),
+                    device(),
+                    KernelImage.of(bytes(ptx.replace("999", "80").replace("ret", "nonsense"))))),
         "cudaLibraryLoadData",
         "PTX 8.0 for sm_80");
   }

@@ -102,6 +102,11 @@ public final class HierarchicalAllReduce implements AutoCloseable {
       resources.push(stream);
       DeviceBuffer word = DeviceBuffer.allocate(communicator.device(), DataType.INT32, 1);
       resources.push(word);
+      // Freed with all else: to free it waits for the device, on which other ranks of a team, or
+      // other teams, may still wait for each other.
+      long most = CONNECTING_BYTES[CONNECTING_BYTES.length - 1];
+      DeviceBuffer x = DeviceBuffer.allocate(communicator.device(), DataType.INT8, most);
+      resources.push(x);
       int first = communicator.rank() - lsa.rank() * lsa.stride();
       Communicator team = split(communicator, first, resources);
       Communicator across = split(communicator, lsa.rank(), resources);
@@ -116,7 +121,7 @@ public final class HierarchicalAllReduce implements AutoCloseable {
                 + across.size()
                 + " ranks are at the same place of theirs");
       }
-      connect(across, stream);
+      connect(across, x, stream);
       DeviceCommunicator inTeam = DeviceCommunicator.create(team, config);
       resources.push(inTeam);
       // From here on nothing is allocated, freed or loaded, which would have to wait for kernels
@@ -142,13 +147,10 @@ public final class HierarchicalAllReduce implements AutoCloseable {
   }
 
   /** NCCL connects ranks inside their first collective, which may wait for the device. */
-  private static void connect(Communicator across, CudaStream stream) {
-    long most = CONNECTING_BYTES[CONNECTING_BYTES.length - 1];
-    try (DeviceBuffer x = DeviceBuffer.allocate(across.device(), DataType.INT8, most)) {
-      for (long bytes : CONNECTING_BYTES) {
-        across.allReduce(x, 0, x, 0, bytes, ReduceOp.MAX, stream);
-        stream.synchronize(SETUP_TIMEOUT);
-      }
+  private static void connect(Communicator across, DeviceBuffer x, CudaStream stream) {
+    for (long bytes : CONNECTING_BYTES) {
+      across.allReduce(x, 0, x, 0, bytes, ReduceOp.MAX, stream);
+      stream.synchronize(SETUP_TIMEOUT);
     }
   }
 

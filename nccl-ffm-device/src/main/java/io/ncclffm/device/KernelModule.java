@@ -45,16 +45,21 @@ public final class KernelModule implements AutoCloseable {
   private final CudaDevice device;
   private final MemorySegment library;
   private final String description;
+
+  /** What CUDA's translator may still write to when a kernel is loaded. */
+  private final Arena logged;
+
   private final TreeMap<String, Kernel> kernels = new TreeMap<>();
   private final LeakReport.Tracker leak;
   // Read by launches, which are made side by side, and written by the end.
   private final StampedLock using = new StampedLock();
   private volatile boolean closed; // written under using
 
-  private KernelModule(CudaDevice device, MemorySegment library, String description) {
+  private KernelModule(CudaDevice device, MemorySegment library, String description, Arena logged) {
     this.device = device;
     this.library = library;
     this.description = description;
+    this.logged = logged;
     this.leak = LeakReport.track(this, toString());
   }
 
@@ -96,7 +101,7 @@ public final class KernelModule implements AutoCloseable {
   /**
    * Loads ({@code cudaLibraryLoadData}).
    *
-   * @throws IllegalArgumentException if the device cannot run it
+   * @throws IllegalArgumentException if the device cannot run it, or there is no kernel in it
    * @throws CudaException if CUDA does not take it, with the log of its translator
    * @throws UnsupportedByLibraryException on the CPU backend, or before CUDA 12.8
    */
@@ -141,12 +146,13 @@ public final class KernelModule implements AutoCloseable {
     }
     device.makeCurrent();
     String operation = "cudaLibraryLoadData of " + origin + " (" + image + ")";
+    Arena logged = Arena.ofShared();
+    MemorySegment log = logged.allocate(LOG_BYTES);
     MemorySegment library;
     try (Arena arena = Arena.ofConfined()) {
       byte[] bytes = image.bytes();
       MemorySegment code = arena.allocate(bytes.length + 1L, 16); // PTX ends with a 0
       MemorySegment.copy(bytes, 0, code, JAVA_BYTE, 0, bytes.length);
-      MemorySegment log = arena.allocate(LOG_BYTES);
       MemorySegment options = arena.allocate(JAVA_INT, 2);
       options.setAtIndex(JAVA_INT, 0, CudartH.cudaJitErrorLogBuffer());
       options.setAtIndex(JAVA_INT, 1, CudartH.cudaJitErrorLogBufferSizeBytes());
@@ -158,20 +164,30 @@ public final class KernelModule implements AutoCloseable {
           CudartH.cudaLibraryLoadData(
               out, code, options, values, 2, MemorySegment.NULL, MemorySegment.NULL, 0);
       if (rc != 0) {
-        String text = log.getString(0).strip();
-        throw CudaException.of(
-            operation, rc, device, hint(rc) + (text.isEmpty() ? "" : "\nLog:\n" + text));
+        String text = textOf(log);
+        logged.close();
+        throw CudaException.of(operation, rc, device, hint(rc) + text);
       }
       library = out.get(ADDRESS, 0);
     }
-    KernelModule module = new KernelModule(device, library, origin);
+    KernelModule module = new KernelModule(device, library, origin, logged);
     try {
-      module.names().forEach(module::kernel); // so that no launch has to load one
+      List<String> names = module.names();
+      if (names.isEmpty()) { // CUDA may take what it cannot translate, until it is asked for
+        throw new IllegalArgumentException(
+            operation + " on " + device + ": CUDA finds no kernel in it" + textOf(log));
+      }
+      names.forEach(module::kernel); // so that no launch has to load one
     } catch (RuntimeException e) {
       module.close();
       throw e;
     }
     return module;
+  }
+
+  private static String textOf(MemorySegment log) {
+    String text = log.getString(0).strip();
+    return text.isEmpty() ? "" : "\nLog:\n" + text;
   }
 
   private static String hint(int rc) {
@@ -296,6 +312,7 @@ public final class KernelModule implements AutoCloseable {
     if (!device.isLost()) {
       device.makeCurrent();
       CudaException.check(CudartH.cudaLibraryUnload(library), "cudaLibraryUnload", device);
+      logged.close();
     }
   }
 
