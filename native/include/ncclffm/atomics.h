@@ -1,7 +1,8 @@
 // Every load, store, read-modify-write and clock read that other threads, GPUs or the host take part in, each named
-// after its order and its scope: Gpu for what one rank's kernels share, Sys for what peers or the host see. This and
-// impl/half.h are the only files with inline PTX. On the host both scopes are the same, and the compiler's __atomic
-// builtins stand for them.
+// after its order and its scope: Gpu for what one rank's kernels share, Sys for what peers or the host see. Other
+// inline PTX is no such access: numbers of threads and barriers (coop.h, the scheduler), plain loads that stay where
+// they are written (impl/memory.h), conversions (impl/half.h). On the host both scopes are the same, and the compiler's
+// __atomic builtins stand for them.
 #ifndef NCCLFFM_ATOMICS_H_
 #define NCCLFFM_ATOMICS_H_
 
@@ -276,7 +277,7 @@ NCCLFFM_DEVICE void storeVec16RelaxedSys(Vec16 *address, Vec16 vec) {
 
 NCCLFFM_DEVICE void fenceSys() {
 #ifndef __SANITIZE_THREAD__  // it does not know fences; every access that the fence orders is atomic, so it misses none
-                             // here
+                             // here (but what is told by acquireForSanitizer)
   __atomic_thread_fence(__ATOMIC_ACQ_REL);
 #endif
 }
