@@ -2,7 +2,8 @@
 // the shim, warps, blocks and grids as groups, zero-copy, sends; also captured in a graph and replayed. Values are
 // small numbers whose results every type represents exactly, so every element is compared bit by bit.
 //
-//   device_calls_cuda_test [GPUS [reduced]]     rank r runs on GPU r % GPUS; reduced: few sizes, for compute-sanitizer
+//   device_calls_cuda_test [GPUS [reduced|RANKS]]     rank r runs on GPU r % GPUS; reduced: few sizes, for
+//   compute-sanitizer; RANKS: only so many, of 1, 2, 3, 4, 8
 #include "cuda_world.h"
 
 namespace {
@@ -431,8 +432,10 @@ void manyCallsAndReplaysAreRight(int nRanks) {
 
 int main(int argc, char **argv) {
   reduced = argc > 2 && strcmp(argv[2], "reduced") == 0;
+  const int only = argc > 2 ? atoi(argv[2]) : 0;  // of "reduced": 0
   begin(argc, argv);
   for (int nRanks : {1, 2, 3, 4, 8}) {
+    if (only != 0 && nRanks != only) continue;
     if (reduced && nRanks != 2 && nRanks != 4) continue;
     allCallsAreRight(nRanks);
     scopesAreRight<Scope::kWarp>(nRanks, "warp");

@@ -265,6 +265,7 @@ void producerThatDiesBreaksItsLane() {
   Buffers ins(kRanks * 3, std::vector<float>(70, 1.0f)), outs(ins);
   Queues queues(world, {2, 1, 8, 0xffffffffu, kShortNs, kForever});
   queues.launchSchedulers(ncclFfmSchedulerPersistent);
+  std::atomic<bool> reserved{false};
   inThreads(kRanks * 3, [&](int thread) {
     const int rank = thread / 3, waiter = thread % 3;
     const TaskQueue &queue = queues[rank].queue;
@@ -272,8 +273,11 @@ void producerThatDiesBreaksItsLane() {
     Ticket ticket;
     if (rank == 0 && waiter == 0) {
       check(ncclTaskReserve(queue, 0, 1, &ticket) == ncclSuccess, "reserve");
+      reserved = true;
       return;
     }
+    // A last ticket would never be launched, and so not be missing.
+    while (rank == 0 && waiter == 2 && !reserved) std::this_thread::yield();
     ncclResult_t result = appendAndLaunch(queue, kUsual, 0, in.data(), out.data(), &ticket);
     if (result == ncclSuccess) result = ncclTaskWait(CoopThread(), queue, ticket);
     // Whichever deadline comes first: that of the scheduler, or that of a waiter. Before the one who died, all is well.

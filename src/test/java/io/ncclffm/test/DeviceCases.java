@@ -79,6 +79,11 @@ final class DeviceCases {
     return new DeviceCases(type, ranks, inputs, casesFor(op, ranks, onWindows, withLl128, random));
   }
 
+  /** The same calls on other data. */
+  DeviceCases with(Inputs others) {
+    return new DeviceCases(type, ranks, others, all);
+  }
+
   private static List<DeviceCase> casesFor(
       ReduceOp op, int ranks, boolean onWindows, boolean withLl128, Random random) {
     List<DeviceCase> cases = new ArrayList<>();

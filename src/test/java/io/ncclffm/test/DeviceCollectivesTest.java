@@ -3,6 +3,7 @@ package io.ncclffm.test;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assumptions.assumeTrue;
 
+import io.ncclffm.core.CudaGraph;
 import io.ncclffm.core.DataType;
 import io.ncclffm.core.DeviceBuffer;
 import io.ncclffm.core.LocalWorld;
@@ -121,6 +122,56 @@ class DeviceCollectivesTest {
               failures.add(type + ", rank " + r + ": a send buffer was changed");
             }
           });
+    }
+  }
+
+  @Test
+  void everyCallOfAGraphMatchesTheReferenceWithTheDataOfEachLaunch() {
+    DataType type = DataType.FLOAT32;
+    DeviceCases cases =
+        DeviceCases.make(type, ReduceOp.SUM, ranks, false, DeviceCase.carriesLl128(comms[0]));
+    long elements = cases.image(0).length / type.bytes();
+    try (RankBuffers send = RankBuffers.allocate(world, type, DeviceCases.INPUTS + 8L);
+        RankBuffers recv = RankBuffers.allocate(world, type, elements)) {
+      CudaGraph[] graphs = new CudaGraph[ranks];
+      world.run(
+          rank -> {
+            int r = rank.rank();
+            graphs[r] =
+                CudaGraph.capture(
+                    rank.stream(),
+                    () ->
+                        cases
+                            .all()
+                            .forEach(
+                                c ->
+                                    c.enqueue(comms[r], send.of(r), r, recv.of(r), rank.stream())));
+          });
+      for (int launch = 0; launch < 3; launch++) {
+        DeviceCases now =
+            cases.with(
+                new Inputs(
+                    type, ReduceOp.SUM, ranks, DeviceCases.INPUTS, DeviceCases.SEED + launch));
+        byte[][] images = new byte[ranks][];
+        world.run(
+            rank -> {
+              int r = rank.rank();
+              images[r] = now.image(r);
+              send.of(r).copyFrom(segment(now.inputs(r)), r, rank.stream());
+              recv.of(r).copyFrom(segment(images[r]), rank.stream());
+            });
+        world.run(
+            rank -> {
+              int r = rank.rank();
+              graphs[r].launch(rank.stream());
+              byte[] after = new byte[images[r].length];
+              recv.of(r).copyTo(segment(after), rank.stream());
+              rank.stream().synchronize();
+              failures.addAll(now.check(r, images[r], after));
+            });
+        assertNoFailures();
+      }
+      world.run(rank -> graphs[rank.rank()].close());
     }
   }
 

@@ -119,6 +119,19 @@ class OldLibraryTest {
     assertTrue(output.contains("SECOND " + text), output);
   }
 
+  @Test
+  void deviceCommunicatorsWorkOnTheOldestLibrary() throws Exception {
+    String output =
+        run(
+            ChildJvm.of(DeviceOnOldLibrary.class)
+                .withoutLibrarySettings()
+                .property("ncclffm.backend", "cpu")
+                .property("ncclffm.shim", oldLibrary())
+                .environment("NCCLFFM_CPU_DEVICES", 8));
+
+    assertTrue(output.contains(DeviceOnOldLibrary.DONE + "2.19."), output);
+  }
+
   // ------------------------------------------------------------------ claimed versions
 
   @ParameterizedTest
