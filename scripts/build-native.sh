@@ -75,8 +75,10 @@ case $1 in
     platform=linux-$(uname -m)
     folder=$target/classes/META-INF/ncclffm/${platform/arm64/aarch64}
     mkdir -p "$folder"
-    for library in "${libraries[@]}"; do
-      cmake -E copy_if_different "$target/cmake/lib/lib$library.so" "$folder"
+    for library in "${libraries[@]}"; do # for the jar: without symbols for debuggers, nine tenths of the CPU backend
+      mkdir -p "$target/stripped"
+      strip --strip-unneeded -o "$target/stripped/lib$library.so" "$target/cmake/lib/lib$library.so"
+      cmake -E copy_if_different "$target/stripped/lib$library.so" "$folder"
     done
     ;;
   test)
