@@ -75,10 +75,15 @@ case $1 in
     platform=linux-$(uname -m)
     folder=$target/classes/META-INF/ncclffm/${platform/arm64/aarch64}
     mkdir -p "$folder"
-    for library in "${libraries[@]}"; do # for the jar: without symbols for debuggers, nine tenths of the CPU backend
-      mkdir -p "$target/stripped"
-      strip --strip-unneeded -o "$target/stripped/lib$library.so" "$target/cmake/lib/lib$library.so"
-      cmake -E copy_if_different "$target/stripped/lib$library.so" "$folder"
+    mkdir -p "$target/stripped"
+    for library in "${libraries[@]}"; do
+      file=$target/cmake/lib/lib$library.so
+      # Symbols for debuggers are nine tenths of the CPU backend. A compiler may come without strip.
+      if command -v strip >/dev/null; then
+        strip --strip-unneeded -o "$target/stripped/lib$library.so" "$file"
+        file=$target/stripped/lib$library.so
+      fi
+      cmake -E copy_if_different "$file" "$folder"
     done
     ;;
   test)
