@@ -13,6 +13,14 @@ namespace {
 
 constexpr size_t kMostFds = 1 + 2 * kMaxRanks;  // the kernel's limit for one packet is 253
 
+long receiveOnce(int socket, msghdr *message) {
+  long received;
+  do {
+    received = recvmsg(socket, message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+  } while (received < 0 && errno == EINTR);
+  return received;
+}
+
 }  // namespace
 
 bool sendPacket(int socket, const void *data, size_t bytes, const std::vector<int> &fds) {
@@ -45,10 +53,14 @@ long receivePacket(int socket, void *data, size_t bytes, std::vector<Fd> *fds) {
   alignas(cmsghdr) char rights[CMSG_SPACE(kMostFds * sizeof(int))];
   message.msg_control = rights;
   message.msg_controllen = sizeof(rights);
-  long received;
-  do {
-    received = recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
-  } while (received < 0 && errno == EINTR);
+  const msghdr empty = message;
+  long received = receiveOnce(socket, &message);
+  if (received == 0) {
+    // Linux looks for a packet first and for the end second: one that is sent between, just before the end, is still
+    // there. After the end nothing more can come.
+    message = empty;
+    received = receiveOnce(socket, &message);
+  }
   if (received < 0) {
     return received;
   }
