@@ -20,7 +20,7 @@ extern "C" {
 #endif
 
 /* Grows with every incompatible change of this file; Java refuses a shim that reports another. */
-#define NCCLFFM_ABI_VERSION 6
+#define NCCLFFM_ABI_VERSION 7
 
 #define NCCLFFM_DEVCOMM_MAGIC 0x4e464443u /* "NFDC" */
 
@@ -129,7 +129,9 @@ typedef struct ncclFfmChannel {
   uint32_t gridSync; /* of the grid whose first block is here: its top bit turns when all blocks have arrived */
   uint64_t partial;  /* of an update: the squares of this block's gradients, a double */
   uint32_t arrived;  /* of an update, entry 0 only: blocks that have read the step */
-  uint32_t reserved[25];
+  uint32_t reserved0;
+  uint64_t finished; /* entry 0 only: what the blocks of kernels that signal the host have added, 2^32 a kernel */
+  uint32_t reserved[22];
 } ncclFfmChannel;
 
 /* State of the sends to and the receives from one peer on one channel, as above: bits 0-31 count the steps, bit 32 says
@@ -176,6 +178,8 @@ typedef struct ncclFfmDevComm {
       *lanes;           /* NULL. The scheduler of a task queue sets it, and status: each lane fails by itself */
   int32_t laneChannels; /* 0; of the scheduler: the channels of each lane */
   uint32_t reserved;
+  uint32_t *hostSignal; /* device pointer to host-mapped memory, zeroed at creation: how many kernels have finished, as
+                           signalHost of ncclffm/channel.h tells. NULL: nobody is told */
 } ncclFfmDevComm;
 
 /* A buffer at the same offset of a window on every rank, for zero-copy collectives. */
@@ -420,7 +424,8 @@ NCCLFFM_API int ncclFfmChoose(const ncclFfmDevComm *comm, ncclFfmCall *call);
  * GPU. A failure of the exchange lands in comm->status. count 0 does nothing and needs no buffers (a Barrier ignores
  * it). Sums are taken in rank order where one rank adds (not along a ring), and are bit-identical on every rank. The
  * structs are read during the call only. Asynchronous on the stream. One collective at a time on a communicator: a
- * second one in flight is reported as ncclInvalidUsage. Sends and receives may run beside it. */
+ * second one in flight is reported as ncclInvalidUsage. Sends and receives may run beside it. A kernel, one of those
+ * below too, signals the host at its end if comm->hostSignal is set, whether or not it has failed. */
 NCCLFFM_API int ncclFfmLaunch(const ncclFfmDevComm *comm, const ncclFfmCall *call, void *stream);
 
 /* Kernels that compute, all-reduce and go on computing, in one launch: f32, f16 and bf16. The all-reduce is `call`, of

@@ -116,6 +116,15 @@ NCCLFFM_DEVICE uint32_t fetchAddAcqRelGpu(uint32_t *address, uint32_t value) {
   return old;
 }
 
+NCCLFFM_DEVICE uint64_t fetchAddAcqRelGpu(uint64_t *address, uint64_t value) {
+  uint64_t old;
+  asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], %2;"
+               : "=l"(old)
+               : "l"(__cvta_generic_to_global(address)), "l"(value)
+               : "memory");
+  return old;
+}
+
 NCCLFFM_DEVICE uint64_t fetchOrAcquireGpu(uint64_t *address, uint64_t bits) {
   uint64_t old;
   asm volatile("atom.acquire.gpu.global.or.b64 %0, [%1], %2;"
@@ -243,6 +252,10 @@ NCCLFFM_DEVICE void storeReleaseSys(uint64_t *address, uint64_t value) {
 }
 
 NCCLFFM_DEVICE uint32_t fetchAddAcqRelGpu(uint32_t *address, uint32_t value) {
+  return __atomic_fetch_add(address, value, __ATOMIC_ACQ_REL);
+}
+
+NCCLFFM_DEVICE uint64_t fetchAddAcqRelGpu(uint64_t *address, uint64_t value) {
   return __atomic_fetch_add(address, value, __ATOMIC_ACQ_REL);
 }
 

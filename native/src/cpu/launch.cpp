@@ -22,6 +22,7 @@ void runBlock(const CallLaunch &launch, int block) {
   withElementType(launch.call, [&](auto tag) {
     return callBlock<typename decltype(tag)::Type>(CoopBlock(), launch.comm, launch.call, block, launch.call.blocks);
   });
+  signalHost(CoopGrid{CoopBlock(), block, launch.call.blocks}, launch.comm);
 }
 
 template <class T>
@@ -49,6 +50,7 @@ void runBlock(const FusedLaunch &launch, int block) {
     default:
       runFusedBlock<Bfloat16>(launch, block);
   }
+  signalHost(CoopGrid{CoopBlock(), block, launch.call.blocks}, launch.comm);
 }
 
 void runBlock(const PatternLaunch &launch, int block) {

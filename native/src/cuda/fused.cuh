@@ -23,6 +23,7 @@ __global__ void __launch_bounds__(kThreadsPerBlock, 1)
                              float a, float b) {
   if (call.blocks == 0) return;
   scaleAllReduceSqrt<T>(CoopBlock(), comm, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x), call, a, b);
+  signalHost(thisGrid(), comm);
 }
 
 template <class T>
@@ -31,6 +32,7 @@ __global__ void __launch_bounds__(kThreadsPerBlock, 1)
                   const __grid_constant__ ncclFfmRmsNorm norm) {
   if (call.blocks == 0) return;
   allReduceRmsNorm<T>(CoopBlock(), comm, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x), call, norm);
+  signalHost(thisGrid(), comm);
 }
 
 template <class T>
@@ -40,6 +42,7 @@ __global__ void __launch_bounds__(kThreadsPerBlock, 1)
   if (call.blocks == 0) return;
   allReduceUpdate<T>(CoopBlock(), comm, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x), call, optimizer,
                      adamW);
+  signalHost(thisGrid(), comm);
 }
 
 template <class T>

@@ -35,6 +35,7 @@ __global__ void __launch_bounds__(kThreadsPerBlock, 1)
     callKernel(const __grid_constant__ ncclFfmDevComm comm, const __grid_constant__ ncclFfmCall call) {
   if (call.blocks == 0) return;  // primed
   callBlock<T>(CoopBlock(), comm, call, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
+  signalHost(thisGrid(), comm);
 }
 
 template <class T>

@@ -93,7 +93,8 @@ inline void breakRule(const char *name) {
       {"kTaskWhole", Rule::kTaskWhole},           {"kTaskGeneration", Rule::kTaskGeneration},
       {"kLaunchBound", Rule::kLaunchBound},       {"kTaskOrder", Rule::kTaskOrder},
       {"kLanesPark", Rule::kLanesPark},           {"kTaskAgreement", Rule::kTaskAgreement},
-      {"kIdleRecheck", Rule::kIdleRecheck},
+      {"kIdleRecheck", Rule::kIdleRecheck},       {"kSignalLast", Rule::kSignalLast},
+      {"kSignalAgain", Rule::kSignalAgain},
   };
   for (const auto &row : kRules) {
     if (strcmp(row.name, name) == 0) brokenRule = row.rule;
@@ -268,6 +269,27 @@ class World {
     }
   }
 
+  /// From now on every rank's kernels signal the host, whose count is as after so many of them.
+  void signalHost(uint32_t from) {
+    for (Rank &rank : ranks_) {
+      rank.channels[0].finished = uint64_t{from} << 32;
+      rank.hostSignal = from;
+      rank.comm.hostSignal = &rank.hostSignal;
+    }
+  }
+
+  /// Whether a rank's kernels before that number, on the circle, have finished by then.
+  bool awaitKernels(int rank, uint32_t number, uint64_t waitNs) {
+    const uint64_t deadline = nowNs() + waitNs;
+    while (static_cast<int32_t>(__atomic_load_n(&ranks_[rank].hostSignal, __ATOMIC_ACQUIRE) - number) < 0) {
+      if (nowNs() > deadline) return false;
+      sched_yield();
+    }
+    return true;
+  }
+
+  uint32_t hostSignal(int rank) { return __atomic_load_n(&ranks_[rank].hostSignal, __ATOMIC_ACQUIRE); }
+
   /// The status record of a rank whose ready word is set; all zero while it is not.
   Status status(int rank) {
     const Status &s = ranks_[rank].status;
@@ -307,6 +329,7 @@ class World {
     std::vector<Pair> pairs;
     std::vector<void *> peers;
     Status status = {};
+    uint32_t hostSignal = 0;
     DevComm comm = {};
   };
   std::vector<Rank> ranks_;

@@ -267,6 +267,31 @@ NCCLFFM_DEVICE ncclResult_t syncGrid(const Grid<Coop> &grid, const DevComm &comm
   return static_cast<ncclResult_t>(grid.block.syncBroadcast(result));
 }
 
+template <class Coop>
+NCCLFFM_DEVICE void signalHost(const Grid<Coop> &grid, const DevComm &comm) {
+  if (comm.hostSignal == nullptr || !isValid(comm)) return;
+  grid.block.sync();
+  if (grid.block.rank() != 0) return;
+  // The blocks of a kernel add up to exactly 2^32. So the upper half is the number of kernels, and the lower half zero,
+  // once all have finished; while a block is missing, the upper half is less than that. In between, kernels that run
+  // side by side may make the lower half zero together: the host is then told of fewer than there are.
+  constexpr uint64_t kOneKernel = uint64_t{1} << 32;
+  const uint64_t add = grid.index == 0 ? kOneKernel - static_cast<uint64_t>(grid.nBlocks - 1) : 1;
+  uint64_t *finished = &comm.channels[0].finished;
+  uint64_t sum = fetchAddAcqRelGpu(finished, add) + add;
+  if (!holds(Rule::kSignalLast)) sum = (sum + kOneKernel - 1) / kOneKernel * kOneKernel;
+  while (static_cast<uint32_t>(sum) == 0) {
+    NCCLFFM_STALL();
+    storeReleaseSys(comm.hostSignal, static_cast<uint32_t>(sum >> 32));
+    if (!holds(Rule::kSignalAgain)) return;
+    // Who has finished since may have told the host before, and this store would have taken that back; who finishes
+    // after this look tells the host after this store.
+    const uint64_t now = fetchAddAcqRelGpu(finished, 0);
+    if (now == sum) return;
+    sum = now;
+  }
+}
+
 #ifdef __CUDACC__
 NCCLFFM_DEVICE CoopGrid thisGrid() {
   return {CoopBlock(), static_cast<int>(blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z)),

@@ -43,6 +43,8 @@ enum class Rule {
   kTaskAgreement,   // hashes tell tasks apart that only differ in name or number
   kLanesPark,       // a scheduler ends when no lane can take a task any more
   kIdleRecheck,     // a scheduler looks for work once more after it has announced its end
+  kSignalLast,      // the host is told of a kernel by the last of its blocks
+  kSignalAgain,     // who tells the host looks whether another kernel has finished since
   kScalarTail,      // what is left of a buffer after its last whole word is moved element by element
 };
 

@@ -22,10 +22,10 @@ public class ShimH extends ShimLayouts {
     static final SymbolLookup SYMBOL_LOOKUP =
             name -> io.ncclffm.core.internal.NativeLibraries.shim().find(name);
 
-    private static final int NCCLFFM_ABI_VERSION = (int)6L;
+    private static final int NCCLFFM_ABI_VERSION = (int)7L;
     /**
      * {@snippet lang=c :
-     * #define NCCLFFM_ABI_VERSION 6
+     * #define NCCLFFM_ABI_VERSION 7
      * }
      */
     public static int NCCLFFM_ABI_VERSION() {

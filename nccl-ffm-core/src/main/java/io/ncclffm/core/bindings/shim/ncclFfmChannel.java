@@ -20,7 +20,9 @@ import static java.lang.foreign.MemoryLayout.PathElement.*;
  *     uint32_t gridSync;
  *     uint64_t partial;
  *     uint32_t arrived;
- *     uint32_t reserved[25];
+ *     uint32_t reserved0;
+ *     uint64_t finished;
+ *     uint32_t reserved[22];
  * }
  * }
  */
@@ -37,7 +39,9 @@ public class ncclFfmChannel {
         ShimH.C_INT.withName("gridSync"),
         ShimH.C_LONG.withName("partial"),
         ShimH.C_INT.withName("arrived"),
-        MemoryLayout.sequenceLayout(25, ShimH.C_INT).withName("reserved")
+        ShimH.C_INT.withName("reserved0"),
+        ShimH.C_LONG.withName("finished"),
+        MemoryLayout.sequenceLayout(22, ShimH.C_INT).withName("reserved")
     ).withName("ncclFfmChannel");
 
     /**
@@ -267,12 +271,100 @@ public class ncclFfmChannel {
         struct.set(arrived$LAYOUT, arrived$OFFSET, fieldValue);
     }
 
+    private static final OfInt reserved0$LAYOUT = (OfInt)$LAYOUT.select(groupElement("reserved0"));
+
+    /**
+     * Layout for field:
+     * {@snippet lang=c :
+     * uint32_t reserved0
+     * }
+     */
+    public static final OfInt reserved0$layout() {
+        return reserved0$LAYOUT;
+    }
+
+    private static final long reserved0$OFFSET = $LAYOUT.byteOffset(groupElement("reserved0"));
+
+    /**
+     * Offset for field:
+     * {@snippet lang=c :
+     * uint32_t reserved0
+     * }
+     */
+    public static final long reserved0$offset() {
+        return reserved0$OFFSET;
+    }
+
+    /**
+     * Getter for field:
+     * {@snippet lang=c :
+     * uint32_t reserved0
+     * }
+     */
+    public static int reserved0(MemorySegment struct) {
+        return struct.get(reserved0$LAYOUT, reserved0$OFFSET);
+    }
+
+    /**
+     * Setter for field:
+     * {@snippet lang=c :
+     * uint32_t reserved0
+     * }
+     */
+    public static void reserved0(MemorySegment struct, int fieldValue) {
+        struct.set(reserved0$LAYOUT, reserved0$OFFSET, fieldValue);
+    }
+
+    private static final OfLong finished$LAYOUT = (OfLong)$LAYOUT.select(groupElement("finished"));
+
+    /**
+     * Layout for field:
+     * {@snippet lang=c :
+     * uint64_t finished
+     * }
+     */
+    public static final OfLong finished$layout() {
+        return finished$LAYOUT;
+    }
+
+    private static final long finished$OFFSET = $LAYOUT.byteOffset(groupElement("finished"));
+
+    /**
+     * Offset for field:
+     * {@snippet lang=c :
+     * uint64_t finished
+     * }
+     */
+    public static final long finished$offset() {
+        return finished$OFFSET;
+    }
+
+    /**
+     * Getter for field:
+     * {@snippet lang=c :
+     * uint64_t finished
+     * }
+     */
+    public static long finished(MemorySegment struct) {
+        return struct.get(finished$LAYOUT, finished$OFFSET);
+    }
+
+    /**
+     * Setter for field:
+     * {@snippet lang=c :
+     * uint64_t finished
+     * }
+     */
+    public static void finished(MemorySegment struct, long fieldValue) {
+        struct.set(finished$LAYOUT, finished$OFFSET, fieldValue);
+    }
+
     private static final SequenceLayout reserved$LAYOUT = (SequenceLayout)$LAYOUT.select(groupElement("reserved"));
 
     /**
      * Layout for field:
      * {@snippet lang=c :
-     * uint32_t reserved[25]
+     * uint32_t reserved[22]
      * }
      */
     public static final SequenceLayout reserved$layout() {
@@ -284,7 +376,7 @@ public class ncclFfmChannel {
     /**
      * Offset for field:
      * {@snippet lang=c :
-     * uint32_t reserved[25]
+     * uint32_t reserved[22]
      * }
      */
     public static final long reserved$offset() {
@@ -294,7 +386,7 @@ public class ncclFfmChannel {
     /**
      * Getter for field:
      * {@snippet lang=c :
-     * uint32_t reserved[25]
+     * uint32_t reserved[22]
      * }
      */
     public static MemorySegment reserved(MemorySegment struct) {
@@ -304,19 +396,19 @@ public class ncclFfmChannel {
     /**
      * Setter for field:
      * {@snippet lang=c :
-     * uint32_t reserved[25]
+     * uint32_t reserved[22]
      * }
      */
     public static void reserved(MemorySegment struct, MemorySegment fieldValue) {
         MemorySegment.copy(fieldValue, 0L, struct, reserved$OFFSET, reserved$LAYOUT.byteSize());
     }
 
-    private static long[] reserved$DIMS = { 25 };
+    private static long[] reserved$DIMS = { 22 };
 
     /**
      * Dimensions for array field:
      * {@snippet lang=c :
-     * uint32_t reserved[25]
+     * uint32_t reserved[22]
      * }
      */
     public static long[] reserved$dimensions() {
@@ -327,7 +419,7 @@ public class ncclFfmChannel {
     /**
      * Indexed getter for field:
      * {@snippet lang=c :
-     * uint32_t reserved[25]
+     * uint32_t reserved[22]
      * }
      */
     public static int reserved(MemorySegment struct, long index0) {
@@ -337,7 +429,7 @@ public class ncclFfmChannel {
     /**
      * Indexed setter for field:
      * {@snippet lang=c :
-     * uint32_t reserved[25]
+     * uint32_t reserved[22]
      * }
      */
     public static void reserved(MemorySegment struct, long index0, int fieldValue) {

@@ -34,6 +34,7 @@ import static java.lang.foreign.MemoryLayout.PathElement.*;
  *     struct ncclFfmTaskLane *lanes;
  *     int32_t laneChannels;
  *     uint32_t reserved;
+ *     uint32_t *hostSignal;
  * }
  * }
  */
@@ -63,7 +64,8 @@ public class ncclFfmDevComm {
         ShimH.C_INT.withName("algorithm"),
         ShimH.C_POINTER.withName("lanes"),
         ShimH.C_INT.withName("laneChannels"),
-        ShimH.C_INT.withName("reserved")
+        ShimH.C_INT.withName("reserved"),
+        ShimH.C_POINTER.withName("hostSignal")
     ).withName("ncclFfmDevComm");
 
     /**
@@ -907,6 +909,50 @@ public class ncclFfmDevComm {
      */
     public static void reserved(MemorySegment struct, int fieldValue) {
         struct.set(reserved$LAYOUT, reserved$OFFSET, fieldValue);
+    }
+
+    private static final AddressLayout hostSignal$LAYOUT = (AddressLayout)$LAYOUT.select(groupElement("hostSignal"));
+
+    /**
+     * Layout for field:
+     * {@snippet lang=c :
+     * uint32_t *hostSignal
+     * }
+     */
+    public static final AddressLayout hostSignal$layout() {
+        return hostSignal$LAYOUT;
+    }
+
+    private static final long hostSignal$OFFSET = $LAYOUT.byteOffset(groupElement("hostSignal"));
+
+    /**
+     * Offset for field:
+     * {@snippet lang=c :
+     * uint32_t *hostSignal
+     * }
+     */
+    public static final long hostSignal$offset() {
+        return hostSignal$OFFSET;
+    }
+
+    /**
+     * Getter for field:
+     * {@snippet lang=c :
+     * uint32_t *hostSignal
+     * }
+     */
+    public static MemorySegment hostSignal(MemorySegment struct) {
+        return struct.get(hostSignal$LAYOUT, hostSignal$OFFSET);
+    }
+
+    /**
+     * Setter for field:
+     * {@snippet lang=c :
+     * uint32_t *hostSignal
+     * }
+     */
+    public static void hostSignal(MemorySegment struct, MemorySegment fieldValue) {
+        struct.set(hostSignal$LAYOUT, hostSignal$OFFSET, fieldValue);
     }
 
     /**
