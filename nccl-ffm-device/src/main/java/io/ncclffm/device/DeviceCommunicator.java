@@ -11,6 +11,7 @@ import io.ncclffm.core.CudaStream;
 import io.ncclffm.core.DataType;
 import io.ncclffm.core.DeviceBuffer;
 import io.ncclffm.core.FailureSource;
+import io.ncclffm.core.GraphWork;
 import io.ncclffm.core.HostBuffer;
 import io.ncclffm.core.NcclException;
 import io.ncclffm.core.ReduceOp;
@@ -24,6 +25,7 @@ import io.ncclffm.core.bindings.shim.ncclFfmPair;
 import io.ncclffm.core.bindings.shim.ncclFfmRmsNorm;
 import io.ncclffm.core.bindings.shim.ncclFfmStatus;
 import io.ncclffm.core.bindings.shim.ncclLsaBuffer;
+import io.ncclffm.core.internal.Backoff;
 import io.ncclffm.core.internal.NativeLibraries;
 import io.ncclffm.core.internal.NativeText;
 import io.ncclffm.lsa.LsaPath;
@@ -73,21 +75,26 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
   private static final Duration SETUP_TIMEOUT = Duration.ofMinutes(1);
   private static final Duration ABORT_TIMEOUT = Duration.ofSeconds(1);
   private static final int REMOTE_ERROR = 6;
+  private static final String AWAIT = "awaitKernels";
+  private static final long SIGNAL_OFFSET = 128; // in the pinned memory: behind what else is there
   private static final System.Logger LOG = System.getLogger("io.ncclffm");
 
   private static final VarHandle READY =
       ncclFfmStatus.layout().varHandle(PathElement.groupElement("ready"));
   private static final VarHandle ABORT =
       ncclFfmStatus.layout().varHandle(PathElement.groupElement("abort"));
+  private static final VarHandle SIGNAL = JAVA_INT.varHandle();
 
   private final Communicator communicator;
   private final Deque<AutoCloseable> resources;
   private final MemorySegment status;
   private final MemorySegment abortCode;
+  private final MemorySegment signal; // how many kernels have finished
   private final DeviceBuffer channels;
   private final CudaStream ownStream;
   private final LsaWindow window;
   private final boolean checked;
+  private final boolean hostSignal;
   // Guards closed, aborted and the status record: a thread that waits for a stream reads the record
   // while another may abort and close.
   private final Object lock = new Object();
@@ -105,6 +112,7 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
   private final Set<CudaStream> streams = new HashSet<>();
   private @Nullable CudaStream lastStream;
   private @Nullable TaskQueue queue;
+  private int launched; // kernels that signal the host; wraps
   private boolean aborted;
   private boolean closed;
 
@@ -115,15 +123,17 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
       DeviceBuffer channels,
       CudaStream ownStream,
       LsaWindow window,
-      boolean checked) {
+      DeviceCommunicatorConfig config) {
     this.communicator = communicator;
     this.rank = communicator.rank();
     this.size = communicator.size();
     this.window = window;
-    this.checked = checked;
+    this.checked = config.isChecked();
+    this.hostSignal = config.hostSignal();
     this.resources = resources;
     this.status = pinned.asSlice(0, ncclFfmStatus.sizeof());
     this.abortCode = pinned.asSlice(ncclFfmStatus.sizeof(), Integer.BYTES);
+    this.signal = pinned.asSlice(SIGNAL_OFFSET, Integer.BYTES);
     this.channels = channels;
     this.ownStream = ownStream;
     abortCode.set(JAVA_INT, 0, REMOTE_ERROR);
@@ -161,14 +171,15 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
     LsaWindow.prepare(communicator);
     Deque<AutoCloseable> resources = new ArrayDeque<>();
     try {
+      // Closed last: to free memory of the device waits for kernels, which may still store here.
+      HostBuffer status = HostBuffer.allocate(device, SIGNAL_OFFSET + Integer.BYTES);
+      resources.push(status);
       long words = config.channels() * ncclFfmChannel.sizeof() / Integer.BYTES;
       DeviceBuffer channels = DeviceBuffer.allocate(device, DataType.UINT32, words);
       resources.push(channels);
       long pairBytes = (long) config.channels() * communicator.size() * ncclFfmPair.sizeof();
       DeviceBuffer pairs = DeviceBuffer.allocate(device, DataType.UINT8, pairBytes);
       resources.push(pairs);
-      HostBuffer status = HostBuffer.allocate(device, ncclFfmStatus.sizeof() + Integer.BYTES);
-      resources.push(status);
       CudaStream stream = CudaStream.create(device);
       resources.push(stream);
       channels.fill((byte) 0, stream);
@@ -191,13 +202,7 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
       }
       DeviceCommunicator created =
           new DeviceCommunicator(
-              communicator,
-              resources,
-              status.segment(),
-              channels,
-              stream,
-              window,
-              config.isChecked());
+              communicator, resources, status.segment(), channels, stream, window, config);
       created.fillStruct(config, pairs, status.deviceAddress());
       ncclFfmDevComm.protocol(created.struct, protocol);
       ncclFfmDevComm.algorithm(created.struct, algorithm);
@@ -259,6 +264,10 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
     ncclFfmDevComm.lsa(struct, window.lsa().struct());
     ncclFfmDevComm.path(struct, pathOf(window));
     ncclFfmDevComm.ranksPerDevice(struct, window.ranksPerDevice());
+    if (hostSignal) {
+      long address = deviceStatus.address() + SIGNAL_OFFSET;
+      ncclFfmDevComm.hostSignal(struct, MemorySegment.ofAddress(address));
+    }
     asMade = MemorySegment.ofArray(struct.toArray(JAVA_BYTE));
   }
 
@@ -396,6 +405,7 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
         place(sendWindow, ncclFfmCall.sendbuff$offset(), 0, 0, send);
         place(recvWindow, ncclFfmCall.recvbuff$offset(), 0, 0, recv);
         checkShim(ShimH.ncclFfmLaunch(struct, call, stream.handle()), function.operation);
+        countLaunch(stream);
       }
     } finally {
       communicator.end();
@@ -430,6 +440,7 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
         place(sendWindow, ncclFfmCall.sendbuff$offset(), sendPeers, send.bytes(), sendOffset);
         place(recvWindow, ncclFfmCall.recvbuff$offset(), recvPeers, recv.bytes(), recvOffset);
         checkShim(ShimH.ncclFfmLaunch(struct, call, stream.handle()), function.operation);
+        countLaunch(stream);
       }
     } finally {
       communicator.end();
@@ -1270,6 +1281,7 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
         fillFused(operation, type, count, send, recv, stream, choice);
         checkShim(
             ShimH.ncclFfmFusedScaleAllReduceSqrt(struct, call, a, b, stream.handle()), operation);
+        countLaunch(stream);
       }
     } finally {
       communicator.end();
@@ -1295,6 +1307,7 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
         fillFused(operation, type, count, send, sendOffset, recv, recvOffset, stream, choice);
         checkShim(
             ShimH.ncclFfmFusedScaleAllReduceSqrt(struct, call, a, b, stream.handle()), operation);
+        countLaunch(stream);
       }
     } finally {
       communicator.end();
@@ -1324,6 +1337,7 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
         rmsNorm.set(JAVA_LONG, ncclFfmRmsNorm.out$offset(), out);
         ncclFfmRmsNorm.eps(rmsNorm, eps);
         checkShim(ShimH.ncclFfmFusedRmsNorm(struct, call, rmsNorm, stream.handle()), operation);
+        countLaunch(stream);
       }
     } finally {
       communicator.end();
@@ -1389,6 +1403,7 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
         fillGradients(operation, gradients, window, offset, type, state, stream, choice);
         fillSettings(settings);
         checkShim(ShimH.ncclFfmFusedSgd(struct, call, optimizer, stream.handle()), operation);
+        countLaunch(stream);
       }
     } finally {
       communicator.end();
@@ -1413,6 +1428,7 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
         fillGradients(operation, gradients, window, offset, type, state, stream, choice);
         fillSettings(settings, step);
         checkShim(ShimH.ncclFfmFusedAdamW(struct, call, optimizer, stream.handle()), operation);
+        countLaunch(stream);
       }
     } finally {
       communicator.end();
@@ -1451,6 +1467,109 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
     } catch (RuntimeException | Error e) {
       communicator.end();
       throw e;
+    }
+  }
+
+  /** After a launch of the call, under the lock. */
+  private void countLaunch(CudaStream stream) {
+    // The shim launches nothing for a call of nothing.
+    if (ncclFfmCall.count(call) != 0
+        || ncclFfmCall.function(call) == DeviceFunction.BARRIER.value) {
+      countKernel(stream);
+    }
+  }
+
+  /** A kernel that signals the host was launched, or captured. */
+  void countKernel(CudaStream stream) {
+    if (!hostSignal) {
+      return;
+    }
+    if (stream.isCapturing()) {
+      stream.addToGraph(new CapturedKernel());
+      return;
+    }
+    synchronized (lock) {
+      launched++;
+    }
+  }
+
+  /** A kernel in a graph, counted at each launch. */
+  private final class CapturedKernel implements GraphWork {
+    @Override
+    public void begin(CudaStream stream) {}
+
+    @Override
+    public void end(CudaStream stream, boolean isLaunched) {
+      if (isLaunched) {
+        synchronized (lock) {
+          launched++;
+        }
+      }
+    }
+
+    @Override
+    public void release() {}
+  }
+
+  /** Waits with {@link CudaStream#DEFAULT_TIMEOUT}. */
+  public void awaitKernels() {
+    awaitKernels(CudaStream.DEFAULT_TIMEOUT);
+  }
+
+  /**
+   * Waits until all kernels that were launched with this device communicator have finished:
+   * collectives, sends and receives, {@link FusedKernels}, kernels of one's own, and those in
+   * launches of graphs. What they wrote is there then, for work on any stream. Not waited for:
+   * copies, kernels without this device communicator, a task queue's scheduler, whatever else is on
+   * the streams.
+   *
+   * <p>The kernels tell it themselves, in pinned memory, at which this looks: nothing asks CUDA,
+   * whose lock ranks in one process fight for. So a short step is over sooner than by {@link
+   * CudaStream#synchronize}. Of use where the host needs the result of a single step; not where it
+   * enqueues the next one anyway.
+   *
+   * <p>Threads: that which launches. Nothing may be launched until this returns, on whatever
+   * stream; {@link #abort} may come from any thread. A virtual thread keeps its carrier for the
+   * first moments of the wait.
+   *
+   * @throws IllegalStateException if {@link DeviceCommunicatorConfig.Builder#hostSignal} was not
+   *     set, or this is closed
+   * @throws DeviceCommException if a kernel has failed or this was aborted; kernels may still run
+   * @throws io.ncclffm.core.CudaException if the device reports an error
+   * @throws io.ncclffm.core.DeadlineException after the timeout or on interruption; the kernels go
+   *     on
+   */
+  public void awaitKernels(Duration timeout) {
+    long deadline = Backoff.deadline(timeout);
+    int number;
+    synchronized (lock) {
+      if (!hostSignal) {
+        throw new IllegalStateException(
+            AWAIT
+                + ": the device communicator of "
+                + communicator
+                + " was not made for it; set hostSignal in its DeviceCommunicatorConfig");
+      }
+      number = launched;
+    }
+    for (int round = 0; !haveFinished(number); round++) {
+      if ((round & 63) == 63) {
+        throwIfFailed();
+      }
+      // A kernel that the device has ended tells nothing. After about 100 ms, and then every 200.
+      if ((round & 4095) == 4095) {
+        ownStream.isDone();
+      }
+      Backoff.pause(round, deadline, AWAIT + " on ", communicator);
+    }
+    throwIfFailed();
+  }
+
+  /** Under the lock, so that nobody frees the word meanwhile. */
+  private boolean haveFinished(int number) {
+    synchronized (lock) {
+      checkOpen(AWAIT);
+      return (int) SIGNAL.getAcquire(signal, 0L) - number >= 0;
     }
   }
 
@@ -1836,7 +1955,7 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
 
   /**
    * Ends it, with its task queue. Collective where the communicator is ready. The kernels launched
-   * must have ended, as after {@link CudaStream#synchronize}.
+   * must have ended, as after {@link CudaStream#synchronize} or {@link #awaitKernels}.
    */
   @Override
   public void close() {

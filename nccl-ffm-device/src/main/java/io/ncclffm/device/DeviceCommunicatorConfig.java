@@ -22,6 +22,7 @@ public final class DeviceCommunicatorConfig {
 
   private final Duration timeout;
   private final boolean checked;
+  private final boolean hostSignal;
   private final @Nullable LsaProvider provider;
   private final int channels;
   private final int slotBytes;
@@ -31,6 +32,7 @@ public final class DeviceCommunicatorConfig {
   private DeviceCommunicatorConfig(Builder builder) {
     this.timeout = builder.timeout;
     this.checked = builder.checked;
+    this.hostSignal = builder.hostSignal;
     this.provider = builder.provider;
     this.channels = builder.channels;
     this.slotBytes = builder.slotBytes;
@@ -48,6 +50,10 @@ public final class DeviceCommunicatorConfig {
 
   boolean isChecked() {
     return checked;
+  }
+
+  boolean hostSignal() {
+    return hostSignal;
   }
 
   @Nullable LsaProvider provider() {
@@ -103,6 +109,7 @@ public final class DeviceCommunicatorConfig {
   public static final class Builder {
     private Duration timeout = Duration.ofSeconds(30);
     private boolean checked;
+    private boolean hostSignal;
     private @Nullable LsaProvider provider;
     private int channels = 16;
     private int slotBytes = 64 << 10;
@@ -133,6 +140,18 @@ public final class DeviceCommunicatorConfig {
      */
     public Builder checked(boolean value) {
       checked = value;
+      return this;
+    }
+
+    /**
+     * Whether every kernel tells the host at its end that it has finished, so that {@link
+     * DeviceCommunicator#awaitKernels} can wait for it without CUDA. Costs the kernel an atomic
+     * access a block, and two accesses more. A kernel of one's own then calls {@code signalHost}
+     * ({@code ncclffm/channel.h}) at its end, once for each such device communicator among its
+     * arguments, or the wait ends at its deadline.
+     */
+    public Builder hostSignal(boolean value) {
+      hostSignal = value;
       return this;
     }
 

@@ -165,7 +165,8 @@ public final class KernelLaunch {
    * Enqueues it ({@code cudaLaunchKernelExC}), or adds it to the capture of the stream. What an
    * argument is made of must be open. A {@link DeviceCommunicator} among them is used as by its own
    * collectives: one thread at a time, not failed, and {@link CudaStream#synchronize} reports what
-   * the kernel fails with. A {@link TaskQueue} counts the kernel as a producer.
+   * the kernel fails with; one that waits for {@link DeviceCommunicatorConfig.Builder#hostSignal
+   * signals} expects one of this kernel. A {@link TaskQueue} counts the kernel as a producer.
    *
    * @param stream of the module's device
    * @throws IllegalStateException if the module or an argument is closed, or a device communicator
@@ -198,6 +199,8 @@ public final class KernelLaunch {
       for (int i = 0; i < arguments.count(); i++) {
         if (arguments.owner(i) instanceof TaskQueue queue) {
           queue.countLaunched(stream);
+        } else if (arguments.owner(i) instanceof DeviceCommunicator comm) {
+          comm.countKernel(stream);
         }
       }
     } finally {
