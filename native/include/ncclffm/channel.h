@@ -157,10 +157,10 @@ template <class Coop>
 NCCLFFM_DEVICE ncclResult_t syncGrid(const Grid<Coop> &grid, const DevComm &comm, int channel = 0);
 
 // Tells the host that this kernel has finished, if the communicator has a word for that (hostSignal; else it does
-// nothing): the last that every thread of every block does with the communicator and with what the host, or work that it
-// then enqueues, will look at. All that the kernel has written is visible to whoever reads the count with acquire. Failed
-// or not, every kernel that the host counts calls this once. Kernels of a communicator that run side by side may end in
-// any order; the word reaches their number when all of them have finished, and not before.
+// nothing): the last that every thread of every block does with the communicator and with what the host, or work that
+// it then enqueues, will look at. All that the kernel has written is visible to whoever reads the count with acquire.
+// Failed or not, every kernel that the host counts calls this once. Kernels of a communicator that run side by side may
+// end in any order; the word reaches their number when all of them have finished, and not before.
 template <class Coop>
 NCCLFFM_DEVICE void signalHost(const Grid<Coop> &grid, const DevComm &comm);
 

@@ -76,11 +76,13 @@ inline ncclFfmCall allReduceOf(const void *send, void *recv, size_t count, int d
 
 struct Rank {
   DevComm comm;
+  DevComm signalling;  // the same, whose kernels signal the host
   cudaStream_t stream;
   float *send, *recv;          // device memory
   void **sends, **recvs;       // device memory: those of all ranks
   float *hostSend, *hostRecv;  // pinned
   Status *status;              // as the host sees it
+  uint32_t *hostSignal;        // likewise
   uint64_t *ns;                // pinned; one per block
   ncclResult_t *results;       // pinned; one per block
 };
@@ -109,6 +111,8 @@ class World {
       CUDA(cudaMallocHost(&rank.results, nChannels * sizeof(ncclResult_t)));
       CUDA(cudaHostAlloc(&rank.status, sizeof(Status), cudaHostAllocMapped));
       memset(rank.status, 0, sizeof(Status));
+      CUDA(cudaHostAlloc(&rank.hostSignal, sizeof(uint32_t), cudaHostAllocMapped));
+      *rank.hostSignal = 0;
       DevComm comm = {};
       comm.magic = NCCLFFM_DEVCOMM_MAGIC;
       comm.version = NCCLFFM_ABI_VERSION;
@@ -127,7 +131,8 @@ class World {
       comm.path = gpus == 1 ? ncclFfmPathSameGpu : ncclFfmPathNvLink;
       comm.ranksPerDevice = (nRanks + gpus - 1) / gpus;
       CUDA(cudaHostGetDevicePointer(&comm.status, rank.status, 0));
-      rank.comm = comm;
+      rank.comm = rank.signalling = comm;
+      CUDA(cudaHostGetDevicePointer(&rank.signalling.hostSignal, rank.hostSignal, 0));
     }
     for (int r = 0; r < nRanks; ++r) {
       use(r);
@@ -166,6 +171,7 @@ class World {
       CUDA(cudaFreeHost(rank.ns));
       CUDA(cudaFreeHost(rank.results));
       CUDA(cudaFreeHost(rank.status));
+      CUDA(cudaFreeHost(rank.hostSignal));
       CUDA(cudaStreamDestroy(rank.stream));
     }
   }

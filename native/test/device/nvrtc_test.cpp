@@ -44,6 +44,7 @@ extern "C" __global__ void fused(DevComm comm, const Float16 *in, Float16 *out, 
                                                  static_cast<int>(gridDim.x), in, out, n, ncclSum, TimesIndex(),
                                                  AddTo<Float16>{out});
   if (threadIdx.x == 0) *result = r;
+  signalHost(thisGrid(), comm);
 }
 
 extern "C" __global__ void rmsNorm(const __grid_constant__ DevComm comm, const __grid_constant__ Call call,

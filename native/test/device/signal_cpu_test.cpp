@@ -60,7 +60,8 @@ struct Ranks {
 };
 
 Call allReduceOf(std::vector<float> &buffer, int blocks) {
-  Call call = makeCall(ncclFfmFunctionAllReduce, buffer.data(), buffer.data(), buffer.size(), ncclFloat32, ncclSum, 0, 0);
+  Call call =
+      makeCall(ncclFfmFunctionAllReduce, buffer.data(), buffer.data(), buffer.size(), ncclFloat32, ncclSum, 0, 0);
   call.blocks = blocks;
   return call;
 }

@@ -1,5 +1,5 @@
-// Kernels that tell the host that they have finished (signalHost): the host looks at what they wrote as soon as the word
-// says so. With --break RULE it passes only if the checks notice that the rule is broken.
+// Kernels that tell the host that they have finished (signalHost): the host looks at what they wrote as soon as the
+// word says so. With --break RULE it passes only if the checks notice that the rule is broken.
 #include "harness.h"
 
 #include <deque>

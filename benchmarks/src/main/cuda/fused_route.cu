@@ -1,7 +1,9 @@
 // What a step takes that computes, all-reduces and goes on computing: by one fused kernel, and by a kernel,
 // ncclAllReduce and a kernel, in one run: back to back, as a single step that the host waits for, and both as CUDA
-// graphs. Ranks are threads of this process, rank r on GPU r % GPUS; buffers are plain device memory, which also serve
-// as windows (zero-copy). NCCL is the library that NCCLFFM_NCCL names.
+// graphs. A single step of the first kind is also waited for at a word in pinned memory, which its last kernel stores
+// (signalHost), instead of with cudaStreamSynchronize; the bar of a single step is against NCCL's with that. Ranks are
+// threads of this process, rank r on GPU r % GPUS; buffers are plain device memory, which also serve as windows
+// (zero-copy). NCCL is the library that NCCLFFM_NCCL names.
 //
 //   NCCLFFM_NCCL=/path/to/libnccl.so.2 fused_route [GPUS [RANKS [CHANNELS]]]
 //
@@ -27,12 +29,22 @@ __global__ void scaleAddKernel(float4 *x, size_t n, float a, float b) {
   }
 }
 
-__global__ void sqrtAbsKernel(float4 *x, size_t n) {
+__device__ void sqrtAbs(float4 *x, size_t n) {
   for (size_t i = blockIdx.x * size_t{blockDim.x} + threadIdx.x; i < n; i += size_t{gridDim.x} * blockDim.x) {
     float4 v = x[i];
     v.x = sqrtf(fabsf(v.x)), v.y = sqrtf(fabsf(v.y)), v.z = sqrtf(fabsf(v.z)), v.w = sqrtf(fabsf(v.w));
     x[i] = v;
   }
+}
+
+__global__ void sqrtAbsKernel(float4 *x, size_t n) {
+  sqrtAbs(x, n);
+}
+
+// The same as a kernel of a user's who has a word for it.
+__global__ void sqrtAbsToldKernel(float4 *x, size_t n, const __grid_constant__ DevComm comm) {
+  sqrtAbs(x, n);
+  signalHost(thisGrid(), comm);
 }
 
 // One block a token: residual += sum, out = the norm of it. hidden is a multiple of 4.
@@ -75,7 +87,35 @@ using Enqueue = std::function<void(int rank)>;
 
 struct Figures {
   double backToBack, single, graphBackToBack, graphSingle;
-  int kernels;  // nodes of a captured step
+  int kernels;      // nodes of a captured step
+  double told = 0;  // single, waited for at the word
+};
+
+// Steps whose last kernel signals the host.
+class Told {
+ public:
+  Told(World &world, const Enqueue &step) : step_(step), first_(world.ranks.data()), launched_(world.size()) {
+    world.synchronize();
+    for (int r = 0; r < world.size(); ++r) launched_[r] = *world.ranks[r].hostSignal;
+  }
+  void enqueue(int r) {
+    step_(r);
+    ++launched_[r];
+  }
+  void wait(const Rank &rank) const {
+    const uint32_t number = launched_[static_cast<size_t>(&rank - first_)];
+    const double deadline = nowUs() + 60e6;
+    while (static_cast<int32_t>(__atomic_load_n(rank.hostSignal, __ATOMIC_ACQUIRE) - number) < 0) {
+      if (nowUs() < deadline) continue;
+      fprintf(stderr, "FAILED: the word of rank %d is %u, not %u\n", rank.comm.rank, *rank.hostSignal, number);
+      exit(1);
+    }
+  }
+
+ private:
+  const Enqueue &step_;
+  const Rank *first_;
+  std::vector<uint32_t> launched_;
 };
 
 // A step, or several, as a graph of each rank.
@@ -155,6 +195,16 @@ Figures measured(World &world, size_t bytes, const Subject &subject, const Enque
   return f;
 }
 
+// A single step, waited for at the word.
+double toldOf(World &world, size_t bytes, const Subject &subject, const Enqueue &step) {
+  Told told(world, step);
+  const std::vector<double> us = backToBackSamples(
+      world, 1, bytes > (4 << 20) ? 31 : 101, [&](int r) { told.enqueue(r); },
+      [&](const Rank &rank) { told.wait(rank); });
+  printSamples(subject.route, "single " + subject.operation + ", told by the kernel", world.size(), subject.bytes, us);
+  return median(us);
+}
+
 // The least ratio that is asked of a scale step; 0: none.
 double barOf(int nRanks, size_t bytes, bool single) {
   if (single) return bytes > (64 << 10) ? 0 : nRanks == 2 ? 2 : nRanks == 4 ? 1.5 : nRanks == 8 ? 1.8 : 0;
@@ -184,6 +234,17 @@ void printed(const char *what, const Figures &fused, const Figures &other, int n
          bar(false).c_str(), three(fused.single, other.single).c_str(), bar(true).c_str(),
          three(fused.graphBackToBack, other.graphBackToBack).c_str(),
          three(fused.graphSingle, other.graphSingle).c_str(), fused.kernels, other.kernels);
+}
+
+// The bar is against NCCL's route as it is waited for with cudaStreamSynchronize; the other ratio is between equals.
+void printTold(const Figures &fused, const Figures &other, int nRanks, size_t bytes) {
+  const double least = barOf(nRanks, bytes, true), ratio = other.single / fused.told;
+  char bar[32] = "";
+  if (least != 0) snprintf(bar, sizeof bar, " (bar %.1f %s)", least, ratio >= least ? "met" : "MISSED");
+  printf(
+      "  single step, told by the kernel: fused %.2f, NCCL with cudaStreamSynchronize %.2f, ratio %.2f%s; NCCL told "
+      "by its last kernel %.2f, ratio %.2f\n",
+      fused.told, other.single, ratio, bar, other.told, other.told / fused.told);
 }
 
 void heading(const char *what) {
@@ -230,6 +291,23 @@ class Bench {
     });
     world_.synchronize();
     for (const Rank &rank : world_.ranks) check(rank.status->code == 0, "status", rank.status->code, rank.status->peer);
+  }
+  // As soon as the word of a rank says so, floats of send to hostRecv, by a stream that knows nothing of the step.
+  void onceTold(const Enqueue &step, size_t count) {
+    std::vector<cudaStream_t> others(n_);
+    world_.onEach([&](Rank &, int r) { CUDA(cudaStreamCreateWithFlags(&others[r], cudaStreamNonBlocking)); });
+    Told told(world_, step);
+    onThreads(n_, [&](int r) {
+      World::use(r);
+      const Rank &rank = world_.ranks[r];
+      told.enqueue(r);
+      told.wait(rank);
+      CUDA(cudaMemcpyAsync(rank.hostRecv, rank.send, count * sizeof(float), cudaMemcpyDeviceToHost, others[r]));
+      CUDA(cudaStreamSynchronize(others[r]));
+    });
+    world_.synchronize();
+    for (const Rank &rank : world_.ranks) check(rank.status->code == 0, "status", rank.status->code, rank.status->peer);
+    world_.onEach([&](Rank &, int r) { CUDA(cudaStreamDestroy(others[r])); });
   }
   // Of many elements, some are compared.
   static size_t strideFor(size_t count) { return count > (1 << 18) ? 1009 : 1; }
@@ -284,15 +362,19 @@ void fillAll(World &world, uint64_t call, size_t count, bool sameOnAll, const st
   });
 }
 
-// Compares device buffers of all ranks with expected(i), within bound(i).
+// Device buffers of all ranks, to hostRecv.
 template <class T>
-void compareAll(World &world, const char *what, size_t count, size_t stride,
-                const std::function<const T *(int)> &device, const std::function<double(size_t)> &expected,
-                const std::function<double(size_t)> &bound) {
+void copyAll(World &world, size_t count, const std::function<const T *(int)> &device) {
   world.onEach([&](Rank &rank, int r) {
     CUDA(cudaMemcpyAsync(rank.hostRecv, device(r), count * sizeof(T), cudaMemcpyDeviceToHost, rank.stream));
   });
   world.synchronize();
+}
+
+// Compares what is in hostRecv of all ranks with expected(i), within bound(i).
+template <class T>
+void compareCopies(World &world, const char *what, size_t count, size_t stride,
+                   const std::function<double(size_t)> &expected, const std::function<double(size_t)> &bound) {
   for (size_t i = 0; i < count; i += stride) {
     const double want = expected(i), allowed = bound(i);
     for (int r = 0; r < world.size(); ++r) {
@@ -306,6 +388,14 @@ void compareAll(World &world, const char *what, size_t count, size_t stride,
   }
 }
 
+template <class T>
+void compareAll(World &world, const char *what, size_t count, size_t stride,
+                const std::function<const T *(int)> &device, const std::function<double(size_t)> &expected,
+                const std::function<double(size_t)> &bound) {
+  copyAll<T>(world, count, device);
+  compareCopies<T>(world, what, count, stride, expected, bound);
+}
+
 void Bench::scale() {
   constexpr float kA = 2, kB = 1;
   uint64_t call = 1000;
@@ -313,25 +403,38 @@ void Bench::scale() {
   for (size_t bytes : {4u << 10, 16u << 10, 64u << 10, 256u << 10, 1u << 20, 4u << 20, 64u << 20}) {
     const size_t count = bytes / sizeof(float);
     const int grid = gridFor(count / 4, n_);
-    auto fused = [&](bool zeroCopy) {
+    auto fused = [&](bool zeroCopy, DevComm Rank::*comm) {
       return [=](int r) {
         const Rank &rank = world_.ranks[r];
         const ncclFfmCall c = callOf(rank, rank.send, rank.send, count, ncclFloat32, zeroCopy);
-        SHIM(ncclFfmFusedScaleAllReduceSqrt(&rank.comm, &c, kA, kB, rank.stream));
+        SHIM(ncclFfmFusedScaleAllReduceSqrt(&(rank.*comm), &c, kA, kB, rank.stream));
       };
     };
-    const Enqueue three = [&](int r) {
-      const Rank &rank = world_.ranks[r];
-      float4 *x = reinterpret_cast<float4 *>(rank.send);
-      scaleAddKernel<<<grid, kThreads, 0, rank.stream>>>(x, count / 4, kA, kB);
-      ncclAllReduce(r, x, x, count, ncclFloat32, ncclSum);
-      sqrtAbsKernel<<<grid, kThreads, 0, rank.stream>>>(x, count / 4);
+    auto threeKernels = [&](bool told) {
+      return [=](int r) {
+        const Rank &rank = world_.ranks[r];
+        float4 *x = reinterpret_cast<float4 *>(rank.send);
+        scaleAddKernel<<<grid, kThreads, 0, rank.stream>>>(x, count / 4, kA, kB);
+        ncclAllReduce(r, x, x, count, ncclFloat32, ncclSum);
+        if (told) {
+          sqrtAbsToldKernel<<<grid, kThreads, 0, rank.stream>>>(x, count / 4, rank.signalling);
+        } else {
+          sqrtAbsKernel<<<grid, kThreads, 0, rank.stream>>>(x, count / 4);
+        }
+      };
     };
-    const Enqueue byFused = fused(false), byZeroCopy = fused(true);
-    for (const Enqueue *step : {&byFused, &byZeroCopy, &three}) {
-      if (step == &three && nccl.allReduce == nullptr) continue;
+    const Enqueue byFused = fused(false, &Rank::comm), byZeroCopy = fused(true, &Rank::comm);
+    const Enqueue fusedTold = fused(false, &Rank::signalling);
+    const Enqueue three = threeKernels(false), threeTold = threeKernels(true);
+    for (const Enqueue *step : {&byFused, &byZeroCopy, &fusedTold, &three, &threeTold}) {
+      if ((step == &three || step == &threeTold) && nccl.allReduce == nullptr) continue;
       fillAll<float>(world_, ++call, count, false, [&](int r) { return world_.ranks[r].send; });
-      once(*step);
+      const bool isTold = step == &fusedTold || step == &threeTold;
+      if (isTold) {
+        onceTold(*step, count);
+      } else {
+        once(*step);
+      }
       auto sumOf = [&](size_t i, bool magnitude) {
         double sum = 0;
         for (int r = 0; r < n_; ++r) {
@@ -340,24 +443,31 @@ void Bench::scale() {
         }
         return sum;
       };
-      compareAll<float>(
+      if (!isTold) copyAll<float>(world_, count, [&](int r) { return world_.ranks[r].send; });
+      compareCopies<float>(
           world_,
-          step == &three     ? "three"
-          : step == &byFused ? "fused"
-                             : "zero-copy",
-          count, strideFor(count), [&](int r) { return world_.ranks[r].send; },
-          [&](size_t i) { return std::sqrt(std::fabs(sumOf(i, false))); },
+          step == &three       ? "three"
+          : step == &threeTold ? "three, told by the kernel"
+          : step == &byFused   ? "fused"
+          : step == &fusedTold ? "fused, told by the kernel"
+                               : "zero-copy",
+          count, strideFor(count), [&](size_t i) { return std::sqrt(std::fabs(sumOf(i, false))); },
           [&](size_t i) {
             const double root = std::sqrt(std::fabs(sumOf(i, false))), error = sumOf(i, true) * n_ * 0x1p-23;
             return std::min(std::sqrt(error), error / std::max(root, 1e-9)) + root * 0x1p-23;
           });
     }
     if (failures != 0) return;
-    auto of = [&](const char *route, const Enqueue &step) {
-      return measured(world_, bytes, {route, "2x+1, allReduce, sqrt", bytes}, step);
+    auto of = [&](const char *route, const Enqueue &step, const Enqueue *told = nullptr) {
+      const Subject subject = {route, "2x+1, allReduce, sqrt", bytes};
+      Figures f = measured(world_, bytes, subject, step);
+      if (told != nullptr) f.told = toldOf(world_, bytes, subject, *told);
+      return f;
     };
-    const Figures ofThree = nccl.allReduce == nullptr ? Figures{} : of("host", three);
-    printed(std::to_string(bytes).c_str(), of("fused", byFused), ofThree, n_, bytes);
+    const Figures ofThree = nccl.allReduce == nullptr ? Figures{} : of("host", three, &threeTold);
+    const Figures ofFused = of("fused", byFused, &fusedTold);
+    printed(std::to_string(bytes).c_str(), ofFused, ofThree, n_, bytes);
+    printTold(ofFused, ofThree, n_, bytes);
     printed((std::to_string(bytes) + " zero-copy").c_str(), of("fused zero-copy", byZeroCopy), ofThree);
   }
 }
@@ -551,6 +661,7 @@ void measure(int nRanks, int channels) {
         [](const Rank &rank) {
           scaleAddKernel<<<1, 32, 0, rank.stream>>>(nullptr, 0, 0, 0);
           sqrtAbsKernel<<<1, 32, 0, rank.stream>>>(nullptr, 0);
+          sqrtAbsToldKernel<<<1, 32, 0, rank.stream>>>(nullptr, 0, DevComm{});
           addNormKernel<<<1, 32, 0, rank.stream>>>(nullptr, nullptr, nullptr, nullptr, 0);
           adamWKernel<float><<<1, 32, 0, rank.stream>>>(nullptr, {}, 0, 0, 0);
           adamWKernel<Bfloat16><<<1, 32, 0, rank.stream>>>(nullptr, {}, 0, 0, 0);

@@ -107,21 +107,26 @@ void printSamples(const std::string &route, const std::string &operation, int nR
   printf("\n");
 }
 
+void synchronizeStream(const Rank &rank) {
+  CUDA(cudaStreamSynchronize(rank.stream));
+}
+
 // Launches `times` operations back to back on every rank, then waits; for each repetition, of the slowest rank.
 std::vector<double> backToBackSamples(World &world, int times, int repetitions,
-                                      const std::function<void(int)> &operation) {
+                                      const std::function<void(int)> &operation,
+                                      const std::function<void(const Rank &)> &wait = synchronizeStream) {
   const int n = world.size();
   Meeting meeting(n);
   std::vector<std::vector<double>> us(n);
   onThreads(n, [&](int r) {
     World::use(r);
     for (int i = 0; i < 3; ++i) operation(r);
-    CUDA(cudaStreamSynchronize(world.ranks[r].stream));
+    wait(world.ranks[r]);
     for (int k = 0; k < repetitions; ++k) {
       meeting.wait();
       const double start = nowUs();
       for (int i = 0; i < times; ++i) operation(r);
-      CUDA(cudaStreamSynchronize(world.ranks[r].stream));
+      wait(world.ranks[r]);
       us[r].push_back((nowUs() - start) / times);
     }
   });
