@@ -15,6 +15,7 @@ import io.ncclffm.core.NcclWindow;
 import io.ncclffm.core.ReduceOp;
 import io.ncclffm.device.AdamW;
 import io.ncclffm.device.DeviceCommunicator;
+import io.ncclffm.device.DeviceCommunicatorConfig;
 import io.ncclffm.device.FusedKernels;
 import io.ncclffm.device.LaunchChoice;
 import io.ncclffm.device.OptimizerState;
@@ -218,6 +219,27 @@ class AllocationTest {
           return () -> {
             comm.allReduce(mine, mine, ReduceOp.SUM, rank.stream());
             comm.allReduce(mine, 1, mine, 1, COUNT, ReduceOp.SUM, rank.stream());
+          };
+        });
+  }
+
+  @Test
+  void waitForWhatTheKernelsTell() {
+    TestRanks.assumeShim();
+    assertAllocatesNothing(
+        (rank, x) -> {
+          DeviceCommunicatorConfig config =
+              DeviceCommunicatorConfig.builder().hostSignal(true).build();
+          DeviceCommunicator comm = DeviceCommunicator.create(rank.communicator(), config);
+          DeviceBuffer mine = x.of(rank);
+          CudaGraph graph =
+              CudaGraph.capture(
+                  rank.stream(), () -> comm.allReduce(mine, mine, ReduceOp.SUM, rank.stream()));
+          return () -> {
+            comm.allReduce(mine, mine, ReduceOp.SUM, rank.stream());
+            comm.awaitKernels();
+            graph.launch(rank.stream());
+            comm.awaitKernels();
           };
         });
   }

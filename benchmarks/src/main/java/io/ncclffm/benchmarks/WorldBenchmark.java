@@ -15,6 +15,7 @@ import io.ncclffm.core.NcclWindow;
 import io.ncclffm.core.ReduceOp;
 import io.ncclffm.device.DeviceAlgorithm;
 import io.ncclffm.device.DeviceCommunicator;
+import io.ncclffm.device.DeviceCommunicatorConfig;
 import io.ncclffm.device.FusedKernels;
 import io.ncclffm.device.KernelLaunch;
 import io.ncclffm.device.KernelModule;
@@ -168,7 +169,12 @@ final class WorldBenchmark {
                       comm.recv(recv, 0, n, previous, stream);
                     })
           });
-      single(route, recv, n -> comm.allReduce(send, 0, recv, 0, n, ReduceOp.SUM, stream));
+      single(
+          route,
+          "single allReduce",
+          recv,
+          n -> comm.allReduce(send, 0, recv, 0, n, ReduceOp.SUM, stream),
+          stream::synchronize);
     }
 
     private void device(DeviceBuffer send, DeviceBuffer recv) {
@@ -198,7 +204,12 @@ final class WorldBenchmark {
               n -> dev.allToAll(send, 0, recv, 0, n / ranks, stream),
               n -> dev.sendRecv(send, 0, next, recv, 0, previous, n, stream)
             });
-        single("device", recv, n -> dev.allReduce(send, 0, recv, 0, n, ReduceOp.SUM, stream));
+        single(
+            "device",
+            "single allReduce",
+            recv,
+            n -> dev.allReduce(send, 0, recv, 0, n, ReduceOp.SUM, stream),
+            stream::synchronize);
         allocated("device", () -> dev.allReduce(send, 0, recv, 0, 16, ReduceOp.SUM, stream));
         fill(floats(in));
         allReduce(
@@ -218,6 +229,17 @@ final class WorldBenchmark {
         }
         tasks(dev, send, recv);
         dev.throwIfFailed();
+        meeting.await(PATIENCE);
+      }
+      DeviceCommunicatorConfig config =
+          DeviceCommunicatorConfig.builder().timeout(PATIENCE).hostSignal(true).build();
+      try (DeviceCommunicator dev = DeviceCommunicator.create(comm, config)) {
+        single(
+            "device",
+            "single allReduce, told by the kernel",
+            recv,
+            n -> dev.allReduce(send, 0, recv, 0, n, ReduceOp.SUM, stream),
+            dev::awaitKernels);
         meeting.await(PATIENCE);
       }
     }
@@ -380,16 +402,17 @@ final class WorldBenchmark {
     }
 
     /** Launch and wait, as a program does that needs the result at once. */
-    private void single(String route, DeviceBuffer recv, Operation operation) {
+    private void single(
+        String route, String name, DeviceBuffer recv, Operation operation, Runnable wait) {
       long bytes = 4 << 10;
       long count = bytes / Float.BYTES;
       Runnable one =
           () -> {
             operation.enqueue(count);
-            stream.synchronize();
+            wait.run();
           };
       check(route, recv, new Expected(n -> n, this::sum), count, one);
-      print(route, "single allReduce", bytes, "us", time(quick ? 5 : 200, 1, one));
+      print(route, name, bytes, "us", time(quick ? 5 : 200, 1, one));
     }
 
     /** What the call takes until it returns. */
