@@ -54,6 +54,12 @@ struct Ranks {
           told, launched[rank]);
   }
 
+  /// So that after a failure nobody waits for long.
+  bool haveFailed() {
+    if (failures.load() != 0) world.abort();
+    return failures.load() != 0;
+  }
+
   World world;
   Streams streams;
   std::vector<uint32_t> launched;
@@ -77,7 +83,7 @@ void resultsAreThereAfterTheWord(int nRanks, uint32_t from, int calls) {
   inThreads(nRanks, [&](int rank) {
     const cudaStream_t stream = ranks.streams[rank];
     std::vector<float> weights(2000), momentum(2000), variance(2000);
-    for (int n = 0; n < calls; ++n) {
+    for (int n = 0; n < calls && !ranks.haveFailed(); ++n) {
       const size_t count = 1 + mix(kSeed + static_cast<uint64_t>(n)) % 1200;
       std::vector<float> buffer(count), recv(count), out(count);
       for (size_t i = 0; i < count; ++i) buffer[i] = contribution(kSeed, rank, n, i);
@@ -131,7 +137,7 @@ void sendsBesideACollectiveAreCounted(int rounds) {
   Streams others(2);
   inThreads(2, [&](int rank) {
     std::vector<float> buffer(900), data(500);
-    for (int n = 0; n < rounds; ++n) {
+    for (int n = 0; n < rounds && !ranks.haveFailed(); ++n) {
       for (size_t i = 0; i < buffer.size(); ++i) buffer[i] = contribution(kSeed, rank, n, i);
       for (size_t i = 0; i < data.size(); ++i) data[i] = rank == 0 ? contribution(kSeed + 1, 0, n, i) : 0;
       const Call call = allReduceOf(buffer, 2);
@@ -171,7 +177,7 @@ void replaysOfAGraphAreCounted(int replays) {
     cuda(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
     cuda(cudaGraphInstantiateWithFlags(&executable, graph, 0), "cudaGraphInstantiateWithFlags");
     check(ranks.world.hostSignal(rank) == kJustBeforeTheEnd, "a capture has signalled");
-    for (int n = 0; n < replays; ++n) {
+    for (int n = 0; n < replays && !ranks.haveFailed(); ++n) {
       for (size_t i = 0; i < buffer.size(); ++i) buffer[i] = contribution(kSeed, rank, n, i);
       cuda(cudaGraphLaunch(executable, stream), "cudaGraphLaunch");
       ranks.launched[rank] += 2;

@@ -1,6 +1,7 @@
 package io.ncclffm.test;
 
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
@@ -11,6 +12,8 @@ import io.ncclffm.core.DeadlineException;
 import io.ncclffm.core.DeviceBuffer;
 import io.ncclffm.core.LocalWorld;
 import io.ncclffm.core.ReduceOp;
+import io.ncclffm.core.bindings.shim.ncclFfmChannel;
+import io.ncclffm.core.bindings.shim.ncclFfmDevComm;
 import io.ncclffm.device.AdamW;
 import io.ncclffm.device.DeviceCommException;
 import io.ncclffm.device.DeviceCommunicator;
@@ -18,6 +21,9 @@ import io.ncclffm.device.DeviceCommunicatorConfig;
 import io.ncclffm.device.FusedKernels;
 import io.ncclffm.device.LaunchChoice;
 import io.ncclffm.device.OptimizerState;
+import java.lang.foreign.MemorySegment;
+import java.lang.foreign.ValueLayout;
+import java.lang.reflect.Field;
 import java.time.Duration;
 import java.util.Arrays;
 import java.util.concurrent.CyclicBarrier;
@@ -118,6 +124,39 @@ class HostSignalTest {
               comm.awaitKernels(LONG);
             }
             comm.close(); // right after the wait
+          });
+    }
+  }
+
+  /** As after so many kernels: from the last positive number on, and from the last of all. */
+  @ParameterizedTest
+  @ValueSource(ints = {Integer.MAX_VALUE - 4, -5})
+  @SuppressWarnings("restricted") // to look at what the struct names
+  void countOfKernelsWraps(int from) {
+    TestRanks.assumeCpu("the test writes the memory of the device");
+    try (LocalWorld world = TestRanks.open(2);
+        RankBuffers buffers = RankBuffers.allocate(world, DataType.FLOAT32, COUNT)) {
+      world.run(
+          rank -> {
+            DeviceBuffer x = buffers.of(rank);
+            DeviceCommunicator comm = create(rank, LONG);
+            MemorySegment struct = comm.struct();
+            MemorySegment channel =
+                ncclFfmDevComm.channels(struct).reinterpret(ncclFfmChannel.sizeof());
+            MemorySegment word = ncclFfmDevComm.hostSignal(struct).reinterpret(Integer.BYTES);
+            ncclFfmChannel.finished(channel, (long) from << 32);
+            word.set(ValueLayout.JAVA_INT, 0, from);
+            Field launched = DeviceCommunicator.class.getDeclaredField("launched");
+            launched.setAccessible(true);
+            launched.setInt(comm, from);
+            for (int i = 1; i <= 10; i++) {
+              fill(x, i, rank.stream());
+              comm.allReduce(x, x, ReduceOp.SUM, rank.stream());
+              comm.awaitKernels(LONG);
+              assertEquals(from + i, word.get(ValueLayout.JAVA_INT, 0));
+              assertAll(x, 2 * i, rank.stream(), "kernel " + i + " from " + from);
+            }
+            comm.close();
           });
     }
   }
@@ -279,7 +318,12 @@ class HostSignalTest {
                   assertThrows(DeviceCommException.class, () -> comm.awaitKernels(LONG));
               Messages.assertNames(
                   e, "ncclFfmFusedScaleAllReduceSqrt", "rank 0", "rank 1", "ncclTimeout");
-              assertThrows(DeviceCommException.class, () -> comm.awaitKernels(LONG), "again");
+              long end = System.nanoTime() + LONG.toNanos();
+              while (!rank.stream().isDone()) {
+                assertTrue(System.nanoTime() - end < 0, "the kernel goes on");
+                Thread.onSpinWait();
+              }
+              assertThrows(DeviceCommException.class, () -> comm.awaitKernels(LONG), "ended");
             }
             await(barrier);
             comm.close();
@@ -310,6 +354,36 @@ class HostSignalTest {
             }
             await(barrier);
             comm.close();
+          });
+    }
+  }
+
+  /** It closes the device communicator, and so frees the word, under the wait. */
+  @Test
+  void abortOfTheCommunicatorEndsTheWait() {
+    try (LocalWorld world = TestRanks.open(2);
+        RankBuffers buffers = RankBuffers.allocate(world, DataType.FLOAT32, COUNT)) {
+      CyclicBarrier barrier = new CyclicBarrier(2);
+      world.run(
+          rank -> {
+            DeviceBuffer x = buffers.of(rank);
+            DeviceCommunicator comm = create(rank, LONG);
+            await(barrier);
+            if (rank.rank() == 0) {
+              comm.allReduce(x, x, ReduceOp.SUM, rank.stream());
+              FutureTask<Void> aborting = new FutureTask<>(rank.communicator()::abort, null);
+              Thread.ofPlatform().start(aborting);
+              RuntimeException e =
+                  assertThrows(RuntimeException.class, () -> comm.awaitKernels(LONG));
+              assertTrue(
+                  e instanceof DeviceCommException || e.getMessage().contains("closed"),
+                  e.toString());
+              aborting.get(LONG.toSeconds(), TimeUnit.SECONDS);
+            }
+            await(barrier);
+            if (rank.rank() == 1) {
+              rank.communicator().abort();
+            }
           });
     }
   }
