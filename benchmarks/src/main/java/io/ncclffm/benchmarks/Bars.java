@@ -198,7 +198,7 @@ final class Bars {
       double c = c("host", "launch allReduce", n, 64);
       double us = median("java", "host", "launch allReduce", n, 64, "us");
       atMost("launch of ncclAllReduce, Java / C", n, 1.05, us / c);
-      for (String route : n == 1 ? List.of("host") : List.of("host", "device", "task")) {
+      for (String route : n == 1 ? List.of("host") : List.of("host", "device", "fused", "task")) {
         double bytes = median("java", route, "allocated by allReduce", n, 64, "B");
         atMost("bytes allocated by an all-reduce, " + route, n, 0.5, bytes);
       }
