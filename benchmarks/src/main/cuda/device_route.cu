@@ -15,7 +15,22 @@
 namespace {
 
 constexpr size_t kMaxCount = (256 << 20) / sizeof(float) + 64;
-constexpr size_t kLarge = 4 << 20;  // bytes beyond which a few times are enough
+
+// How often an operation on so many bytes is done, and how many samples are taken of that: a run has its limit.
+struct Effort {
+  int times, samples;
+};
+Effort effortOf(size_t bytes) {
+  return bytes > (64 << 20) ? Effort{3, 7} : bytes > (4 << 20) ? Effort{10, 15} : Effort{50, 21};
+}
+// Inside a kernel.
+Effort effortInKernel(size_t bytes) {
+  return bytes > (64 << 20)    ? Effort{3, 3}
+         : bytes > (4 << 20)   ? Effort{10, 5}
+         : bytes > (256 << 10) ? Effort{200, 9}
+                               : Effort{2000, 9};
+}
+constexpr size_t kLarge = 4 << 20;  // bytes beyond which no way by one-shot is measured
 
 // Every rank's send buffer, as checkSums expects it.
 constexpr uint64_t kFilled = 1;
@@ -189,13 +204,12 @@ double latencyFloor(World &world, size_t bytes, int blocks, int threads) {
 
 std::vector<double> inKernel(World &world, size_t bytes, int blocks, int threads, uint32_t protocol,
                              uint32_t algorithm) {
-  const int repetitions = bytes > kLarge ? 5 : 9;
-  const int times = bytes > kLarge ? 10 : bytes > (256 << 10) ? 200 : 2000;
+  const int times = effortInKernel(bytes).times, samples = effortInKernel(bytes).samples;
   const size_t perBlock = bytes / sizeof(float) / blocks;
   auto recv = [&](int r) { return world.ranks[r].recv; };
   clear(world, perBlock * blocks, recv);
   std::vector<double> us;
-  for (int k = 0; k < repetitions; ++k) {
+  for (int k = 0; k < samples; ++k) {
     world.onEach([&](Rank &rank, int) {
       DevComm comm = rank.comm;
       comm.protocol = protocol;
@@ -248,10 +262,10 @@ ncclFfmCall callOf(const Rank &rank, size_t count, const Way &way, int blocks, s
 }
 
 double oneLaunch(World &world, size_t bytes, const Way &way, int blocks, size_t offset = 0) {
-  const bool large = bytes > kLarge;
+  const Effort effort = effortOf(bytes);
   auto recv = [&](int r) { return world.ranks[r].recv + offset; };
   clear(world, bytes / sizeof(float), recv);
-  const std::vector<double> us = backToBackSamples(world, large ? 10 : 50, large ? 15 : 21, [&](int r) {
+  const std::vector<double> us = backToBackSamples(world, effort.times, effort.samples, [&](int r) {
     const Rank &rank = world.ranks[r];
     const ncclFfmCall call = callOf(rank, bytes / sizeof(float), way, blocks, offset);
     SHIM(ncclFfmLaunch(&rank.comm, &call, rank.stream));
@@ -294,12 +308,11 @@ void primeFunction(const Rank &rank) {
 
 template <ncclFfmFunction kFunction>
 void functionInKernel(World &world, const char *name) {
-  constexpr int kRepetitions = 5;
   constexpr bool kBarrier = kFunction == ncclFfmFunctionBarrier;
   auto recv = [&](int r) { return world.ranks[r].recv; };
   for (size_t bytes : {64u, 512u, 4096u, 65536u, 1u << 20, 16u << 20, 256u << 20}) {
     if (kBarrier && bytes != 64) continue;
-    const int times = bytes > kLarge ? 5 : 500;
+    const int times = std::min(500, effortInKernel(bytes).times), samples = std::min(5, effortInKernel(bytes).samples);
     const int blocks = bytes < 4096 ? 1 : bytes < 65536 ? 4 : 16, threads = bytes < 65536 ? 128 : 512;
     const size_t perBlock = bytes / sizeof(float) / blocks;
     for (const Way &way : {Way{0, 0, "auto", ""}, Way{1, 0, "LL", " LL"}, Way{2, 0, "LL128", " LL128"},
@@ -307,7 +320,7 @@ void functionInKernel(World &world, const char *name) {
       if (kBarrier && way.protocol != 0) continue;
       clear(world, perBlock * blocks, recv);
       std::vector<double> us;
-      for (int k = 0; k < kRepetitions; ++k) {
+      for (int k = 0; k < samples; ++k) {
         world.onEach([&](Rank &rank, int) {
           DevComm comm = rank.comm;
           comm.protocol = way.protocol;
@@ -369,12 +382,12 @@ void measure(int nRanks) {
   world.synchronize();
   auto byNccl = [&](size_t bytes, bool symmetric) {
     if (nccl.allReduce == nullptr) return 0.0;
-    const bool large = bytes > kLarge;
+    const Effort effort = effortOf(bytes);
     auto send = [&](int r) { return symmetric ? static_cast<float *>(communicators.buffers[r]) : world.ranks[r].send; };
     auto recv = [&](int r) { return symmetric ? send(r) + kMaxCount : world.ranks[r].recv; };
     const size_t count = bytes / sizeof(float);
     clear(world, count, recv);
-    const std::vector<double> us = backToBackSamples(world, large ? 10 : 50, large ? 15 : 21, [&](int r) {
+    const std::vector<double> us = backToBackSamples(world, effort.times, effort.samples, [&](int r) {
       NCCL(
           nccl.allReduce(send(r), recv(r), count, ncclFloat32, ncclSum, communicators.comms[r], world.ranks[r].stream));
     });
