@@ -69,6 +69,7 @@ class DocumentationTest {
         "for document in README.md CONTRIBUTING.md docs/testing.md",
         "mvn -Pdemo",
         "mvn -DskipTests",
+        "mvn -Psite",
         "mvn -Pgpu-bundle package",
         "mvn install",
         "mvn spotless:apply",
