@@ -49,7 +49,8 @@ class SiteTest {
         target = Path.of(target.toString().replaceFirst("\\.html$", page));
       }
       boolean found =
-          Files.exists(target)
+          !parts[0].endsWith(".md")
+              && Files.exists(target)
               && (parts.length == 1
                   || Files.readString(target).contains("id=\"" + parts[1] + "\""));
       if (!found) {
