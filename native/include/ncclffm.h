@@ -273,7 +273,7 @@ typedef struct ncclFfmTaskLane {
   uint32_t parked;  /* the attempt to end for which the lane takes no task until there is a verdict */
   uint32_t reserved3[28];
   uint32_t failed; /* the result that the lane has failed with, for good */
-  uint32_t reserved4;
+  uint32_t owned;  /* whether it has a LaneProducer (task_queue.h) */
   uint64_t running[3]; /* the record of the task that runs, packed */
   uint32_t reserved5[24];
 } ncclFfmTaskLane;

@@ -192,6 +192,7 @@ NCCLFFM_DEVICE void pauseNs(uint32_t ns) {
 #else
 
 NCCLFFM_DEVICE uint32_t loadRelaxedGpu(const uint32_t *address) {
+  NCCLFFM_AT_GPU_SCOPE(address);
   return __atomic_load_n(address, __ATOMIC_RELAXED);
 }
 
@@ -200,6 +201,7 @@ NCCLFFM_DEVICE uint32_t loadRelaxedSys(const uint32_t *address) {
 }
 
 NCCLFFM_DEVICE uint32_t loadAcquireGpu(const uint32_t *address) {
+  NCCLFFM_AT_GPU_SCOPE(address);
   return __atomic_load_n(address, __ATOMIC_ACQUIRE);
 }
 
@@ -212,26 +214,32 @@ NCCLFFM_DEVICE uint64_t loadAcquireSys(const uint64_t *address) {
 }
 
 NCCLFFM_DEVICE uint64_t loadAcquireGpu(const uint64_t *address) {
+  NCCLFFM_AT_GPU_SCOPE(address);
   return __atomic_load_n(address, __ATOMIC_ACQUIRE);
 }
 
 NCCLFFM_DEVICE void storeRelaxedGpu(uint32_t *address, uint32_t value) {
+  NCCLFFM_AT_GPU_SCOPE(address);
   __atomic_store_n(address, value, __ATOMIC_RELAXED);
 }
 
 NCCLFFM_DEVICE void storeReleaseGpu(uint32_t *address, uint32_t value) {
+  NCCLFFM_AT_GPU_SCOPE(address);
   __atomic_store_n(address, value, __ATOMIC_RELEASE);
 }
 
 NCCLFFM_DEVICE void storeReleaseGpu(uint64_t *address, uint64_t value) {
+  NCCLFFM_AT_GPU_SCOPE(address);
   __atomic_store_n(address, value, __ATOMIC_RELEASE);
 }
 
 NCCLFFM_DEVICE uint32_t fetchAddRelaxedGpu(uint32_t *address, uint32_t value) {
+  NCCLFFM_AT_GPU_SCOPE(address);
   return __atomic_fetch_add(address, value, __ATOMIC_RELAXED);
 }
 
 NCCLFFM_DEVICE void storeRelaxedGpu(uint64_t *address, uint64_t value) {
+  NCCLFFM_AT_GPU_SCOPE(address);
   __atomic_store_n(address, value, __ATOMIC_RELAXED);
 }
 
@@ -252,6 +260,7 @@ NCCLFFM_DEVICE void storeReleaseSys(uint64_t *address, uint64_t value) {
 }
 
 NCCLFFM_DEVICE uint32_t fetchAddAcqRelGpu(uint32_t *address, uint32_t value) {
+  NCCLFFM_AT_GPU_SCOPE(address);
   return __atomic_fetch_add(address, value, __ATOMIC_ACQ_REL);
 }
 
@@ -260,10 +269,12 @@ NCCLFFM_DEVICE uint64_t fetchAddAcqRelGpu(uint64_t *address, uint64_t value) {
 }
 
 NCCLFFM_DEVICE uint64_t fetchOrAcquireGpu(uint64_t *address, uint64_t bits) {
+  NCCLFFM_AT_GPU_SCOPE(address);
   return __atomic_fetch_or(address, bits, __ATOMIC_ACQUIRE);
 }
 
 NCCLFFM_DEVICE uint32_t compareAndSwapRelaxedGpu(uint32_t *address, uint32_t expected, uint32_t desired) {
+  NCCLFFM_AT_GPU_SCOPE(address);
   __atomic_compare_exchange_n(address, &expected, desired, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
   return expected;
 }

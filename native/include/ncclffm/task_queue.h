@@ -110,6 +110,39 @@ template <class Coop>
 NCCLFFM_DEVICE ncclResult_t ncclTaskWait(Coop coop, const TaskQueue &queue, const Ticket &ticket);
 NCCLFFM_DEVICE ncclResult_t ncclTaskWait(const TaskQueue &queue, const Ticket &ticket);
 
+// The only producer of a lane on this rank, where latency counts: it numbers its tasks itself and remembers what it has
+// waited for, so that an append is a fence and a few stores, and asks memory for nothing unless the ring is full of
+// what nobody waited for. It launches what it appends. While it lives, nobody else appends to the lane: who tries is
+// told ncclInvalidUsage, and so is a second one in result(). (Not if both begin at the same moment.) By a group; every
+// function is called by all of its threads with the same arguments.
+template <class Coop>
+class LaneProducer {
+ public:
+  NCCLFFM_DEVICE LaneProducer(Coop coop, const TaskQueue &queue, uint32_t lane);
+  LaneProducer(const LaneProducer &) = delete;
+  // Others may append from now on. Does not wait for tasks.
+  NCCLFFM_DEVICE ~LaneProducer();
+
+  // ncclSuccess, or why it cannot append anything.
+  NCCLFFM_DEVICE ncclResult_t result() const { return result_; }
+
+  // Appends a task and launches it. What the lane has failed with, a later wait tells.
+  NCCLFFM_DEVICE ncclResult_t append(TaskSymbol symbol, int taskType, int datatype, int op, const void *sendbuff,
+                                     void *recvbuff, size_t count, Ticket *ticket = nullptr, int root = 0,
+                                     int source = 0);
+
+  // Waits for one of its tasks.
+  NCCLFFM_DEVICE ncclResult_t wait(const Ticket &ticket);
+
+ private:
+  Coop coop_;
+  const TaskQueue &queue_;
+  uint32_t lane_;
+  uint32_t next_ = 0;
+  uint32_t done_ = 0;  // at least so far
+  ncclResult_t result_ = ncclInvalidArgument;
+};
+
 // Says that one producer that the host counted (ncclFfmTaskControl.producers) has finished: the last thing it does, by
 // one thread. Where a kernel does not say so itself, ncclFfmTaskProducerEnd does.
 NCCLFFM_DEVICE void ncclTaskProducerEnd(const TaskQueue &queue);

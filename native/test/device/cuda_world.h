@@ -62,6 +62,17 @@ float contribution(int rank, uint64_t call, size_t i) {
   return std::ldexp(mantissa, static_cast<int>(h % 8));
 }
 
+// Calls body(from, to) for all parts of [0, n), on several threads if n is large.
+template <class Body>
+void inParts(size_t n, Body body) {
+  constexpr size_t kPart = 1 << 14;
+  const size_t parts = std::min<size_t>(n / kPart + 1, std::max(1u, std::thread::hardware_concurrency()));
+  std::vector<std::thread> threads;
+  for (size_t p = 1; p < parts; ++p) threads.emplace_back(body, n * p / parts, n * (p + 1) / parts);
+  body(0, n / parts);
+  for (std::thread &thread : threads) thread.join();
+}
+
 // A sum, with protocol, algorithm and blocks left open.
 inline ncclFfmCall allReduceOf(const void *send, void *recv, size_t count, int datatype) {
   ncclFfmCall call = {};
@@ -186,6 +197,7 @@ class World {
   }
 
   int size() const { return static_cast<int>(ranks.size()); }
+  size_t maxCount() const { return maxCount_; }
 
   // Calls launch(rank, r) for each, with its device current.
   template <class Launch>
@@ -199,7 +211,9 @@ class World {
 
   void fill(uint64_t call, size_t offset, size_t count) {
     onEach([&](Rank &rank, int r) {
-      for (size_t i = 0; i < count; ++i) rank.hostSend[offset + i] = contribution(r, call, i);
+      inParts(count, [&](size_t from, size_t to) {
+        for (size_t i = from; i < to; ++i) rank.hostSend[offset + i] = contribution(r, call, i);
+      });
       CUDA(cudaMemcpyAsync(rank.send + offset, rank.hostSend + offset, count * sizeof(float), cudaMemcpyHostToDevice,
                            rank.stream));
     });

@@ -3,7 +3,9 @@
 // small numbers whose results every type represents exactly, so every element is compared bit by bit.
 //
 //   device_calls_cuda_test [GPUS [reduced|RANKS]]     rank r runs on GPU r % GPUS; reduced: few sizes, for
-//   compute-sanitizer; RANKS: only so many, of 1, 2, 3, 4, 8
+//   compute-sanitizer; RANKS: only so many, of 1 to 8
+#include <mutex>
+
 #include "cuda_world.h"
 
 namespace {
@@ -114,19 +116,26 @@ bool expectedValue(const ncclFfmCall &call, uint64_t number, int nRanks, int ran
 
 constexpr uint8_t kGuard = 0xa5;
 
+// What is filled and compared of a call's buffers: as many parts as there are ranks, if they have so much room.
+size_t elementsOf(const World &world, const ncclFfmCall &call, const Type &type) {
+  return std::min(world.size() * call.count, world.maxCount() * sizeof(float) / type.bytes - 2 * 16);
+}
+
 // Fills the send buffers, runs `launch` on all ranks, compares every byte of the receive buffers.
 template <class Launch>
 void runAndCompare(World &world, const ncclFfmCall &call, const Type &type, uint64_t number, size_t offset,
                    const char *what, Launch launch) {
   const int n = world.size();
-  const size_t bytes = (n * call.count + 2 * 16) * type.bytes;
+  const size_t elements = elementsOf(world, call, type), bytes = (elements + 2 * 16) * type.bytes;
   world.onEach([&](Rank &rank, int r) {
     memset(rank.hostSend, kGuard, bytes);
     char *send = reinterpret_cast<char *>(rank.hostSend) + offset * type.bytes;
-    for (size_t i = 0; i < n * call.count; ++i) {
-      const uint64_t word = encode(type.datatype, valueOf(number, r, i, call.op, type.isSigned));
-      memcpy(send + i * type.bytes, &word, type.bytes);
-    }
+    inParts(elements, [&](size_t from, size_t to) {
+      for (size_t i = from; i < to; ++i) {
+        const uint64_t word = encode(type.datatype, valueOf(number, r, i, call.op, type.isSigned));
+        memcpy(send + i * type.bytes, &word, type.bytes);
+      }
+    });
     CUDA(cudaMemcpyAsync(rank.send, rank.hostSend, bytes, cudaMemcpyHostToDevice, rank.stream));
     CUDA(cudaMemsetAsync(rank.recv, kGuard, bytes, rank.stream));
   });
@@ -142,22 +151,27 @@ void runAndCompare(World &world, const ncclFfmCall &call, const Type &type, uint
     const Rank &rank = world.ranks[r];
     check(rank.status->code == 0, "status code, peer, epoch", rank.status->code, rank.status->peer, rank.status->epoch);
     if (rank.status->code != 0) exit(1);
-    size_t wrong = 0, first = 0;
+    std::mutex mutex;
+    size_t wrong = 0, first = bytes;
     const char *recv = reinterpret_cast<const char *>(rank.hostRecv);
-    for (size_t i = bytes / type.bytes; i-- > 0;) {
-      uint64_t got = 0, want = guard;
-      memcpy(&got, recv + i * type.bytes, type.bytes);
-      if (i >= offset && call.count > 0) {
-        uint64_t value;
-        if (expectedValue(call, number, n, r, i - offset, type, &value)) want = value;
-      }
-      if (memcmp(&got, &want, type.bytes) != 0) {
+    inParts(bytes / type.bytes, [&](size_t from, size_t to) {
+      for (size_t i = from; i < to; ++i) {
+        uint64_t got = 0, want = guard;
+        memcpy(&got, recv + i * type.bytes, type.bytes);
+        if (i >= offset && call.count > 0) {
+          uint64_t value;
+          if (expectedValue(call, number, n, r, i - offset, type, &value)) want = value;
+        }
+        if (memcmp(&got, &want, type.bytes) == 0) continue;
         // Of zeros, the sign is the order's; values are small integers, so only then do bits differ.
         const bool zeros =
             isFloat(type.datatype) && (got << (65 - 8 * type.bytes)) == 0 && (want << (65 - 8 * type.bytes)) == 0;
-        if (!zeros) ++wrong, first = i;
+        if (zeros) continue;
+        std::lock_guard<std::mutex> lock(mutex);
+        ++wrong;
+        first = std::min(first, i);
       }
-    }
+    });
     if (wrong == 0) continue;
     if (++failures <= 20) {
       uint64_t got = 0, want = guard;
@@ -180,8 +194,9 @@ ncclFfmCall callOf(ncclFfmCall call, const World &world, int r, size_t offset, c
   call.sendbuff = reinterpret_cast<const char *>(rank.send) + offset * type.bytes;
   call.recvbuff = reinterpret_cast<char *>(rank.recv) + offset * type.bytes;
   if (zeroCopy) {
-    call.send = {rank.sends, (n * call.count + 32) * type.bytes, offset * type.bytes};
-    call.recv = {rank.recvs, (n * call.count + 32) * type.bytes, offset * type.bytes};
+    const size_t bytes = (elementsOf(world, call, type) + 2 * 16) * type.bytes;
+    call.send = {rank.sends, bytes, offset * type.bytes};
+    call.recv = {rank.recvs, bytes, offset * type.bytes};
   }
   if (call.function == ncclFfmFunctionSendRecv) {
     call.root = (r + 1) % n;
@@ -264,14 +279,14 @@ void largeCallsAreRight(int nRanks) {
   World world(nRanks, 20000 * kMs, kLargest + 64, [](const Rank &) {});
   const Type type = kTypes[7];
   for (size_t count : {(size_t{1} << 20) + 3, kLargest}) {
-    for (uint32_t function : {1u, 4u}) {
+    for (uint32_t function : {ncclFfmFunctionAllReduce, ncclFfmFunctionReduceScatter, ncclFfmFunctionBroadcast}) {
       for (bool zeroCopy : {false, true}) {
         for (uint32_t protocol = zeroCopy ? 3 : 0; protocol <= 3; ++protocol) {
           ncclFfmCall call = {};
           call.function = function;
           call.datatype = type.datatype;
           call.protocol = protocol;
-          call.count = count / nRanks;  // buffers are as long as all parts together
+          call.count = function == ncclFfmFunctionReduceScatter ? count / nRanks : count;
           runAndCompare(world, call, type, count + protocol, 3, zeroCopy ? "large zero-copy" : "large",
                         [&] { launch(world, call, 3, type, zeroCopy); });
         }
@@ -434,7 +449,7 @@ int main(int argc, char **argv) {
   reduced = argc > 2 && strcmp(argv[2], "reduced") == 0;
   const int only = argc > 2 ? atoi(argv[2]) : 0;  // of "reduced": 0
   begin(argc, argv);
-  for (int nRanks : {1, 2, 3, 4, 8}) {
+  for (int nRanks = 1; nRanks <= 8; ++nRanks) {
     if (only != 0 && nRanks != only) continue;
     if (reduced && nRanks != 2 && nRanks != 4) continue;
     allCallsAreRight(nRanks);

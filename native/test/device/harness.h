@@ -16,6 +16,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -44,9 +45,13 @@ inline void stall() {
   }
 }
 
+/// Fails if peers or the host take part in what is at the address.
+void checkGpuScope(const void *address);
+
 }  // namespace ncclffm::test
 
 #define NCCLFFM_STALL() ::ncclffm::test::stall()
+#define NCCLFFM_AT_GPU_SCOPE(address) ::ncclffm::test::checkGpuScope(address)
 
 #include "../../include/ncclffm/device.h"
 
@@ -83,17 +88,29 @@ inline void breakRule(const char *name) {
     const char *name;
     Rule rule;
   } kRules[] = {
-      {"kAdvanceEpoch", Rule::kAdvanceEpoch},     {"kOnTheCircle", Rule::kOnTheCircle},
-      {"kDoubleBuffer", Rule::kDoubleBuffer},     {"kClearOnWrap", Rule::kClearOnWrap},
-      {"kBothFlags", Rule::kBothFlags},           {"kWholeLine", Rule::kWholeLine},
-      {"kDataBeforeFlag", Rule::kDataBeforeFlag}, {"kCredits", Rule::kCredits},
-      {"kBusyChannel", Rule::kBusyChannel},       {"kCompareHash", Rule::kCompareHash},
-      {"kReadBeforeEnd", Rule::kReadBeforeEnd},   {"kCheckOverlap", Rule::kCheckOverlap},
-      {"kScalarTail", Rule::kScalarTail},         {"kTaskRoom", Rule::kTaskRoom},
-      {"kTaskWhole", Rule::kTaskWhole},           {"kTaskGeneration", Rule::kTaskGeneration},
-      {"kLaunchBound", Rule::kLaunchBound},       {"kTaskOrder", Rule::kTaskOrder},
-      {"kLanesPark", Rule::kLanesPark},           {"kTaskAgreement", Rule::kTaskAgreement},
-      {"kIdleRecheck", Rule::kIdleRecheck},       {"kSignalLast", Rule::kSignalLast},
+      {"kAdvanceEpoch", Rule::kAdvanceEpoch},
+      {"kOnTheCircle", Rule::kOnTheCircle},
+      {"kDoubleBuffer", Rule::kDoubleBuffer},
+      {"kClearOnWrap", Rule::kClearOnWrap},
+      {"kBothFlags", Rule::kBothFlags},
+      {"kWholeLine", Rule::kWholeLine},
+      {"kDataBeforeFlag", Rule::kDataBeforeFlag},
+      {"kCredits", Rule::kCredits},
+      {"kBusyChannel", Rule::kBusyChannel},
+      {"kCompareHash", Rule::kCompareHash},
+      {"kSystemScope", Rule::kSystemScope},
+      {"kReadBeforeEnd", Rule::kReadBeforeEnd},
+      {"kCheckOverlap", Rule::kCheckOverlap},
+      {"kScalarTail", Rule::kScalarTail},
+      {"kTaskRoom", Rule::kTaskRoom},
+      {"kTaskWhole", Rule::kTaskWhole},
+      {"kTaskGeneration", Rule::kTaskGeneration},
+      {"kLaunchBound", Rule::kLaunchBound},
+      {"kTaskOrder", Rule::kTaskOrder},
+      {"kLanesPark", Rule::kLanesPark},
+      {"kTaskAgreement", Rule::kTaskAgreement},
+      {"kIdleRecheck", Rule::kIdleRecheck},
+      {"kSignalLast", Rule::kSignalLast},
       {"kSignalAgain", Rule::kSignalAgain},
   };
   for (const auto &row : kRules) {
@@ -223,6 +240,49 @@ struct CoopGroup {
   }
 };
 
+/// Memory that is not one rank's alone, for as long as this lives: its peers, or the host, take part in what is there.
+/// Made and ended while nobody else accesses any.
+class SharedMemory {
+ public:
+  SharedMemory(const void *start, size_t bytes) : range_{static_cast<const char *>(start), bytes} {
+    ranges().push_back(range_);
+  }
+  SharedMemory(const SharedMemory &) = delete;
+  ~SharedMemory() {
+    for (Range &range : ranges()) {
+      if (range.start != range_.start) continue;
+      range = ranges().back();
+      ranges().pop_back();
+      return;
+    }
+  }
+
+  static bool has(const void *address) {
+    for (const Range &range : ranges()) {
+      if (static_cast<const char *>(address) - range.start < static_cast<ptrdiff_t>(range.bytes) &&
+          static_cast<const char *>(address) >= range.start) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+ private:
+  struct Range {
+    const char *start;
+    size_t bytes;
+  };
+  static std::vector<Range> &ranges() {
+    static std::vector<Range> all;
+    return all;
+  }
+  const Range range_;
+};
+
+inline void checkGpuScope(const void *address) {
+  check(!SharedMemory::has(address), "an access at GPU scope to memory that peers or the host see, %p", address);
+}
+
 /// The memory of all ranks of a communicator.
 class World {
  public:
@@ -237,6 +297,8 @@ class World {
     for (int r = 0; r < nRanks; ++r) {
       Rank &rank = ranks_[r];
       for (int p = 0; p < nRanks; ++p) rank.peers[p] = ranks_[p].window.data();
+      shared_.push_back(std::make_unique<SharedMemory>(rank.window.data(), bytes));
+      shared_.push_back(std::make_unique<SharedMemory>(&rank.status, sizeof rank.status));
       DevComm &comm = rank.comm;
       comm.magic = NCCLFFM_DEVCOMM_MAGIC;
       comm.version = NCCLFFM_ABI_VERSION;
@@ -333,6 +395,7 @@ class World {
     DevComm comm = {};
   };
   std::vector<Rank> ranks_;
+  std::vector<std::unique_ptr<SharedMemory>> shared_;
 };
 
 /// What a rank contributes as element i of a call: never the same in two calls, of mixed magnitudes.

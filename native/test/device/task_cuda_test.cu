@@ -15,7 +15,7 @@ constexpr size_t kElements = 1 << 22;  // of a buffer
 constexpr uint64_t kTimeoutNs = 20000 * kMs;
 
 // How a kernel below appends.
-enum Mode { kByBlock, kByWarpEach, kToDone };
+enum Mode { kByBlock, kByWarpEach, kToDone, kByProducer, kToDoneByProducer };
 
 struct Times {
   uint64_t cyclesOfAppends, cycles, ns, tasks;
@@ -23,6 +23,7 @@ struct Times {
 };
 
 // One block of one warp appends `rounds` times, and waits each time. kToDone: an all-reduce of `count` floats.
+// kByProducer: the same two by a LaneProducer.
 __global__ void appendKernel(const __grid_constant__ TaskQueue queue, const float *in, float *out, size_t count,
                              int rounds, Mode mode, Times *times) {
   if (rounds == 0) return;
@@ -30,7 +31,20 @@ __global__ void appendKernel(const __grid_constant__ TaskQueue queue, const floa
   ncclResult_t result = ncclSuccess;
   const uint64_t startNs = nowNs();
   const long long start = clock64();
-  for (int i = 0; i < rounds && result == ncclSuccess; ++i) {
+  if (mode == kByProducer || mode == kToDoneByProducer) {
+    LaneProducer<CoopBlock> producer(CoopBlock(), queue, 0);
+    result = producer.result();
+    for (int i = 0; i < rounds && result == ncclSuccess; ++i) {
+      Ticket ticket = {};
+      const long long before = clock64();
+      result = producer.append("speed", mode == kToDoneByProducer ? ncclFfmFunctionAllReduce : ncclFfmFunctionNone,
+                               ncclFloat32, ncclSum, in, out, count, &ticket);
+      t.cyclesOfAppends += static_cast<uint64_t>(clock64() - before);
+      if (result == ncclSuccess) result = producer.wait(ticket);
+    }
+  }
+  const int others = mode == kByProducer || mode == kToDoneByProducer ? 0 : rounds;
+  for (int i = 0; i < others && result == ncclSuccess; ++i) {
     Ticket ticket = {};
     const long long before = clock64();
     if (mode == kByWarpEach) {
@@ -307,9 +321,9 @@ void batchesFromTheHostAreRun(int nRanks) {
   });
 }
 
-// Of 4 KiB, back to back, as an application calls it.
-void hostAllReduce(int nRanks, double toDone) {
-  if (nccl.allReduce == nullptr) return;
+// Of 4 KiB, back to back, as an application calls it; 0 without NCCL.
+double hostAllReduce(int nRanks) {
+  if (nccl.allReduce == nullptr) return 0;
   World world(nRanks, kTimeoutNs, kElements, [](const Rank &) {});
   Communicators communicators(world);
   const double us = backToBack(world, 200, 15, [&](int r) {
@@ -317,8 +331,7 @@ void hostAllReduce(int nRanks, double toDone) {
     NCCL(nccl.allReduce(rank.send, rank.recv, 1024, ncclFloat32, ncclSum, communicators.comms[r], rank.stream));
   });
   communicators.abort();
-  printf("%d ranks: ncclAllReduce of 4 KiB, back to back, %.2f us: the task takes 1/%.1f of it\n", nRanks, us,
-         us / toDone);
+  return us;
 }
 
 double usOf(const Times &t, uint64_t cycles) {
@@ -326,8 +339,8 @@ double usOf(const Times &t, uint64_t cycles) {
          static_cast<double>(t.tasks);
 }
 
-// Prints a line; append to done of 4 KiB.
-double speed(int nRanks) {
+// hostUs: what ncclAllReduce takes for 4 KiB; 0: it was not measured.
+void speed(int nRanks, double hostUs) {
   Tasks tasks(nRanks, 1, 1, 256, 20 * kMs);
   auto run = [&](Mode mode, size_t count, int rounds) {
     double worst = 0;
@@ -339,25 +352,36 @@ double speed(int nRanks) {
     for (auto &queue : tasks.queues) {
       const Times &t = *queue->times;
       check(t.result == ncclSuccess, "speed: result", t.result);
-      worst = std::max(worst, usOf(t, mode == kToDone ? t.cycles : t.cyclesOfAppends));
+      worst = std::max(worst, usOf(t, mode == kToDone || mode == kToDoneByProducer ? t.cycles : t.cyclesOfAppends));
     }
     return worst;
   };
   run(kToDone, 1024, 200);
   const double byBlock = run(kByBlock, 0, 5000), byWarp = run(kByWarpEach, 0, 2000);
-  double toDone[3];
+  const double byProducer = run(kByProducer, 0, 5000);
+  double toDone[2][3];
   const size_t bytes[] = {512, 4096, 65536};
   for (int i = 0; i < 3; ++i) {
-    std::vector<double> us;
-    for (int repeat = 0; repeat < 5; ++repeat) us.push_back(run(kToDone, bytes[i] / 4, 2000));
-    toDone[i] = median(us);
+    for (int k = 0; k < 2; ++k) {
+      std::vector<double> us;
+      const Mode mode = k == 0 ? kToDone : kToDoneByProducer;
+      for (int repeat = 0; repeat < 5; ++repeat) us.push_back(run(mode, bytes[i] / 4, 2000));
+      toDone[k][i] = median(us);
+    }
   }
   printf(
       "%d ranks: append by a block %.2f us; by a warp, 32 tasks, %.3f us each; append to done of an all-reduce of 512 "
       "B %.2f us, 4 KiB %.2f us, 64 KiB %.2f us (1 block a lane)\n",
-      nRanks, byBlock, byWarp, toDone[0], toDone[1], toDone[2]);
+      nRanks, byBlock, byWarp, toDone[0][0], toDone[0][1], toDone[0][2]);
+  printf("%d ranks, LaneProducer: append %.2f us; append to done 512 B %.2f us, 4 KiB %.2f us, 64 KiB %.2f us\n",
+         nRanks, byProducer, toDone[1][0], toDone[1][1], toDone[1][2]);
+  if (hostUs != 0) {
+    printf(
+        "%d ranks: ncclAllReduce of 4 KiB, back to back, %.2f us: the task takes 1/%.2f of it, by a LaneProducer "
+        "1/%.2f\n",
+        nRanks, hostUs, hostUs / toDone[0][1], hostUs / toDone[1][1]);
+  }
   tasks.synchronize();
-  return toDone[1];
 }
 
 void overlap(int nRanks) {
@@ -545,8 +569,14 @@ int main(int argc, char **argv) {
   begin(argc, argv);
   const uint64_t nTasks = argc > 2 ? strtoull(argv[2], nullptr, 10) : 100000;
   const char *parts = argc > 3 ? argv[3] : "cslk";
+  constexpr int kRanks[] = {2, 4, 8};
+  double hostUs[std::size(kRanks)] = {};
+  if (strchr(parts, 's') != nullptr) {  // NCCL first, while its kernels have the GPU's queues to themselves
+    loadNccl();
+    for (size_t i = 0; i < std::size(kRanks); ++i) hostUs[i] = hostAllReduce(kRanks[i]);
+  }
   if (strchr(parts, 'c') != nullptr) {
-    for (int nRanks : {2, 4, 8}) {
+    for (int nRanks : kRanks) {
       bucketsAreReduced(nRanks, 1, 1);
       bucketsAreReduced(nRanks, 4, 2);
       batchesFromTheHostAreRun(nRanks);
@@ -554,9 +584,8 @@ int main(int argc, char **argv) {
     }
   }
   if (strchr(parts, 's') != nullptr) {
-    loadNccl();
-    for (int nRanks : {2, 4, 8}) hostAllReduce(nRanks, speed(nRanks));
-    for (int nRanks : {2, 4, 8}) overlap(nRanks);
+    for (size_t i = 0; i < std::size(kRanks); ++i) speed(kRanks[i], hostUs[i]);
+    for (int nRanks : kRanks) overlap(nRanks);
   }
   if (strchr(parts, 'l') != nullptr) {
     for (int nRanks : {2, 4}) othersMayWaitForTheDevice(nRanks);

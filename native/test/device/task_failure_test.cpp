@@ -259,6 +259,69 @@ void fullRingIsToldAtOnceOrAtTheDeadline() {
 }
 
 // A producer of rank 0 takes a ticket and dies.
+void laneWithAProducerHasNoOther() {
+  World world(1, 2, 512, timeoutNs());
+  Queues queues(world, {2, 1, 2, 0xffffffffu, kShortNs, 3600000 * kMs});
+  const TaskQueue &queue = queues[0].queue;
+  auto append = [&](uint32_t lane, const TaskPlace *at) {
+    TaskPlace place = at == nullptr ? TaskPlace() : *at;
+    place.lane = lane;
+    return ncclTaskAppend(CoopThread(), queue, "other", ncclFfmFunctionNone, 0, 0, nullptr, nullptr, 0, place);
+  };
+  check(LaneProducer<CoopThread>(CoopThread(), queue, 2).result() == ncclInvalidArgument, "a lane that is not there");
+  TaskQueue noQueue = queue;
+  noQueue.magic = 0;
+  check(LaneProducer<CoopThread>(CoopThread(), noQueue, 0).result() == ncclInvalidArgument, "no queue");
+  Ticket ticket = {};
+  {
+    LaneProducer<CoopThread> producer(CoopThread(), queue, 0);
+    check(producer.result() == ncclSuccess, "a producer: %d", producer.result());
+    {
+      LaneProducer<CoopThread> second(CoopThread(), queue, 0);
+      check(second.result() == ncclInvalidUsage, "a second producer: %d", second.result());
+      check(second.append("second", ncclFfmFunctionNone, 0, 0, nullptr, nullptr, 0) == ncclInvalidUsage &&
+                second.wait(ticket) == ncclInvalidUsage,
+            "a second producer's tasks");
+    }
+    TaskPlace named = TaskPlace::at({0, 5, 0, 0}), hurried;
+    hurried.waits = false;
+    check(append(0, &named) == ncclInvalidUsage && append(0, &hurried) == ncclInvalidUsage, "an append beside it");
+    check(append(1, nullptr) == ncclSuccess, "an append on another lane");
+    ncclTaskLaunch(queue, {1, 0xffffffffu, 0, 0});
+    check(producer.append("bad", 99, 0, 0, nullptr, nullptr, 0) == ncclInvalidArgument, "no task");
+    check(producer.wait({1, 0, 0, 0}) == ncclInvalidArgument, "a wait for another lane");
+    // Without a scheduler the ring of two fills up.
+    for (uint32_t i = 0; i < 2; ++i) {
+      check(producer.append("fills", ncclFfmFunctionNone, 0, 0, nullptr, nullptr, 0, &ticket) == ncclSuccess &&
+                ticket.sequence == 0xffffffffu + i && ticket.lane == 0,
+            "task %u has ticket %u", i, ticket.sequence);
+    }
+    const uint64_t start = nowNs();
+    check(producer.append("full", ncclFfmFunctionNone, 0, 0, nullptr, nullptr, 0, &ticket) ==
+                  static_cast<ncclResult_t>(ncclFfmQueueFull) &&
+              nowNs() - start >= kShortNs,
+          "a full ring");
+    check(producer.wait(ticket) == ncclTimeout, "a wait on a lane that has failed");
+  }
+  {
+    LaneProducer<CoopThread> producer(CoopThread(), queue, 0);
+    check(producer.result() == ncclTimeout, "a producer of a lane that has failed: %d", producer.result());
+  }
+  // Others go on where a producer has stopped.
+  queues[0].launchScheduler(ncclFfmSchedulerPersistent);
+  {
+    LaneProducer<CoopThread> producer(CoopThread(), queue, 1);
+    check(producer.append("own", ncclFfmFunctionNone, 0, 0, nullptr, nullptr, 0, &ticket) == ncclSuccess &&
+              ticket.sequence == 0 && producer.wait(ticket) == ncclSuccess,
+          "a producer's own task, ticket %u", ticket.sequence);
+  }
+  check(ncclTaskAppend(queue, "after", ncclFfmFunctionNone, 0, 0, nullptr, nullptr, 0, 1, &ticket) == ncclSuccess &&
+            ticket.sequence == 1,
+        "a task after the producer's, ticket %u", ticket.sequence);
+  ncclTaskLaunch(queue, ticket);
+  check(ncclTaskWait(CoopThread(), queue, ticket) == ncclSuccess, "a task after the producer's");
+}
+
 void producerThatDiesBreaksItsLane() {
   constexpr int kRanks = 2;
   World world(kRanks, 2, 512, 4 * kShortNs);
@@ -647,6 +710,7 @@ void run() {
   fullLaneLaunchesNoOther();
   fullLaneKeepsNoOtherWaiting();
   failedLaneLeavesTheOthersTheirBuckets();
+  laneWithAProducerHasNoOther();
   producerThatDiesBreaksItsLane();
   holeIsNoticedByTheScheduler();
   abortEndsEverything(1);

@@ -52,6 +52,13 @@ ncclResult_t append(const TaskQueue &queue, const Call &call, uint32_t lane, con
                         ticket);
 }
 
+ncclResult_t append(LaneProducer<CoopThread> &producer, const Call &call, Ticket *ticket) {
+  const bool nothing = call.function == ncclFfmFunctionNone;
+  return producer.append("a random task", static_cast<int>(call.function), call.datatype, call.op,
+                         nothing ? nullptr : call.sendbuff, nothing ? nullptr : call.recvbuff, call.count, ticket,
+                         call.root, call.source);
+}
+
 void run(const Config &config) {
   const uint64_t partBytes = 600;
   uint64_t h = kSeed + static_cast<uint64_t>(config.nRanks * 100 + config.nProducers * 10) + config.shape.depth;
@@ -66,11 +73,13 @@ void run(const Config &config) {
   std::vector<std::vector<std::unique_ptr<Arena>>> arenas(static_cast<size_t>(config.nRanks * config.nProducers));
   Queues queues(world, config.shape);
   queues.launchSchedulers(ncclFfmSchedulerPersistent, config.threads);
-  // Odd lanes are numbered by the queue, for one producer; even ones by the racing producers.
+  // Odd lanes have one producer: numbered by the queue, or by a LaneProducer; even ones are numbered by the racing
+  // producers.
   auto producerOf = [&](uint32_t t) {
     const uint32_t lane = t % nLanes;
     return lane % 2 == 1 ? lane / 2 % nProducers : static_cast<uint32_t>(mix(t) % nProducers);
   };
+  auto isOwned = [&](uint32_t lane) { return lane % 2 == 1 && (lane / 2 + nProducers) % 2 == 0; };
   inThreads(config.nRanks * config.nProducers, [&](int thread) {
     const int rank = thread / config.nProducers;
     const uint32_t producer = static_cast<uint32_t>(thread % config.nProducers);
@@ -80,6 +89,14 @@ void run(const Config &config) {
       Ticket ticket;
       Arena *arena;
     };
+    std::vector<std::unique_ptr<LaneProducer<CoopThread>>> owners(nLanes);
+    for (uint32_t lane = 1; lane < nLanes; lane += 2) {
+      if (isOwned(lane) && producerOf(lane) == producer) {
+        owners[lane] = std::make_unique<LaneProducer<CoopThread>>(CoopThread(), queue, lane);
+        check(owners[lane]->result() == ncclSuccess, "%s: producer of lane %u: %d", where, lane,
+              owners[lane]->result());
+      }
+    }
     std::vector<Pending> pending;
     std::vector<Arena *> spare;
     uint64_t g = mix(kSeed + static_cast<uint64_t>(thread));
@@ -94,8 +111,12 @@ void run(const Config &config) {
     auto finishOldest = [&] {
       const Pending oldest = pending.front();
       pending.erase(pending.begin());
-      if (failed("launch of", oldest.t, ncclTaskLaunch(queue, oldest.ticket))) return false;
-      if (failed("wait for", oldest.t, ncclTaskWait(CoopThread(), queue, oldest.ticket))) return false;
+      if (owners[oldest.ticket.lane] != nullptr) {
+        if (failed("wait for", oldest.t, owners[oldest.ticket.lane]->wait(oldest.ticket))) return false;
+      } else {
+        if (failed("launch of", oldest.t, ncclTaskLaunch(queue, oldest.ticket))) return false;
+        if (failed("wait for", oldest.t, ncclTaskWait(CoopThread(), queue, oldest.ticket))) return false;
+      }
       check(ncclTaskTest(queue, oldest.ticket) == ncclSuccess, "%s: a task that was waited for is not complete", where);
       oldest.arena->verify(cases[oldest.t], where);
       spare.push_back(oldest.arena);
@@ -117,7 +138,10 @@ void run(const Config &config) {
       const Call call = callOf(cases[t], *task.arena, rank, config.nRanks, nullptr);
       const uint32_t lane = t % nLanes, sequence = config.shape.firstSequence + t / nLanes;
       const bool named = lane % 2 == 0;
-      if (failed("append of", t, append(queue, call, lane, named ? &sequence : nullptr, &task.ticket))) return;
+      const ncclResult_t appended = owners[lane] != nullptr
+                                        ? append(*owners[lane], call, &task.ticket)
+                                        : append(queue, call, lane, named ? &sequence : nullptr, &task.ticket);
+      if (failed("append of", t, appended)) return;
       check(task.ticket.lane == lane && task.ticket.sequence == sequence, "%s: task %u has ticket %u of lane %u", where,
             t, task.ticket.sequence, task.ticket.lane);
       if (pick(g, 2) == 0 && failed("launch of", t, ncclTaskLaunch(queue, task.ticket))) return;
@@ -139,25 +163,39 @@ void run(const Config &config) {
 }
 
 // Sums and products of equal odd numbers do not commute, and remain odd where the ranks are: what comes out says in
-// which order the lane ran them, and how often.
-void laneKeepsItsOrder(int nRanks, uint32_t blocksPerLane, uint32_t depth) {
-  constexpr int kProducers = 3, kTasks = 900, kCount = 40;
+// which order the lane ran them, and how often. Of three producers that name the numbers, or of one LaneProducer.
+void laneKeepsItsOrder(int nRanks, uint32_t blocksPerLane, uint32_t depth, bool owned) {
+  constexpr int kTasks = 900, kCount = 40;
+  const int nProducers = owned ? 1 : 3;
   World world(nRanks, static_cast<int>(2 * blocksPerLane), 512, timeoutNs());
   Queues queues(world, {2, blocksPerLane, depth, 0xffffff00u, timeoutNs(), 3600000 * kMs});
   queues.launchSchedulers(ncclFfmSchedulerPersistent);
   std::vector<std::vector<uint64_t>> buffers(static_cast<size_t>(nRanks));
   for (int r = 0; r < nRanks; ++r) buffers[r].assign(kCount, 3 + 2 * static_cast<uint64_t>(r));
-  inThreads(nRanks * kProducers, [&](int thread) {
-    const int rank = thread / kProducers;
+  inThreads(nRanks * nProducers, [&](int thread) {
+    const int rank = thread / nProducers;
     const TaskQueue &queue = queues[rank].queue;
-    for (int t = thread % kProducers; t < kTasks; t += kProducers) {
+    uint64_t *x = buffers[rank].data();
+    if (owned) {
+      LaneProducer<CoopThread> producer(CoopThread(), queue, 1);
+      ncclResult_t result = producer.result();
+      Ticket ticket = {};
+      for (int t = 0; t < kTasks && result == ncclSuccess; ++t) {
+        result = producer.append("order", ncclFfmFunctionAllReduce, ncclUint64, mix(t) % 2 == 0 ? ncclSum : ncclProd, x,
+                                 x, kCount, &ticket);
+      }
+      if (result == ncclSuccess) result = producer.wait(ticket);
+      check(result == ncclSuccess, "order, rank %d: result %d", rank, result);
+      if (failures.load() != 0) queues.abort();
+      return;
+    }
+    for (int t = thread % nProducers; t < kTasks; t += nProducers) {
       TaskPlace place = TaskPlace::at({1, 0xffffff00u + static_cast<uint32_t>(t), 0, 0});
       Ticket ticket;
-      uint64_t *x = buffers[rank].data();
       ncclResult_t result = ncclTaskAppend(CoopThread(), queue, "order", ncclFfmFunctionAllReduce, ncclUint64,
                                            mix(t) % 2 == 0 ? ncclSum : ncclProd, x, x, kCount, place, &ticket);
       if (result == ncclSuccess) result = ncclTaskLaunch(queue, ticket);
-      if (result == ncclSuccess && t + kProducers >= kTasks) result = ncclTaskWait(CoopThread(), queue, ticket);
+      if (result == ncclSuccess && t + nProducers >= kTasks) result = ncclTaskWait(CoopThread(), queue, ticket);
       check(result == ncclSuccess, "order, rank %d, task %d: result %d", rank, t, result);
       if (failures.load() != 0) return queues.abort();
     }
@@ -173,8 +211,9 @@ void laneKeepsItsOrder(int nRanks, uint32_t blocksPerLane, uint32_t depth) {
   }
   for (int r = 0; r < nRanks; ++r) {
     for (uint64_t x : buffers[r]) {
-      check(x == expected, "order, depth %u, %u blocks a lane, rank %d of %d: %llx, not %llx", depth, blocksPerLane, r,
-            nRanks, static_cast<unsigned long long>(x), static_cast<unsigned long long>(expected));
+      check(x == expected, "order, depth %u, %u blocks a lane, %d producers, rank %d of %d: %llx, not %llx", depth,
+            blocksPerLane, nProducers, r, nRanks, static_cast<unsigned long long>(x),
+            static_cast<unsigned long long>(expected));
     }
   }
 }
@@ -235,8 +274,10 @@ void runAll(uint32_t million) {
   }
   fprintf(stderr, "task_queue_test: %llu tasks\n", static_cast<unsigned long long>(total));
   for (uint32_t depth : {1u, 4u, 64u}) {
-    laneKeepsItsOrder(3, 1, depth);
-    laneKeepsItsOrder(5, 3, depth);
+    for (bool owned : {false, true}) {
+      laneKeepsItsOrder(3, 1, depth, owned);
+      laneKeepsItsOrder(5, 3, depth, owned);
+    }
     if (failures.load() != 0) return;
   }
 }

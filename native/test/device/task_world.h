@@ -105,6 +105,9 @@ class Queue {
   std::vector<uint32_t> progress_;
   TaskShared shared_ = {};
   TaskControl control_ = {};
+  const SharedMemory statusOfHost_{status_.data(), status_.size() * sizeof(Status)};
+  const SharedMemory progressOfHost_{progress_.data(), progress_.size() * sizeof(uint32_t)};
+  const SharedMemory controlOfHost_{&control_, sizeof control_};
   std::vector<std::unique_ptr<Group>> groups_;
   std::vector<std::thread> scheduler_;
   Arrivals ended_;

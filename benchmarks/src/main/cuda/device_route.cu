@@ -14,6 +14,24 @@
 
 namespace {
 
+constexpr size_t kMaxCount = (256 << 20) / sizeof(float) + 64;
+
+// How often an operation on so many bytes is done, and how many samples are taken of that: a run has its limit.
+struct Effort {
+  int times, samples;
+};
+Effort effortOf(size_t bytes) {
+  return bytes > (64 << 20) ? Effort{3, 7} : bytes > (4 << 20) ? Effort{10, 15} : Effort{50, 21};
+}
+// Inside a kernel.
+Effort effortInKernel(size_t bytes) {
+  return bytes > (64 << 20)    ? Effort{3, 3}
+         : bytes > (4 << 20)   ? Effort{10, 5}
+         : bytes > (256 << 10) ? Effort{200, 9}
+                               : Effort{2000, 9};
+}
+constexpr size_t kLarge = 4 << 20;  // bytes beyond which no way by one-shot is measured
+
 // Every rank's send buffer, as checkSums expects it.
 constexpr uint64_t kFilled = 1;
 
@@ -186,13 +204,12 @@ double latencyFloor(World &world, size_t bytes, int blocks, int threads) {
 
 std::vector<double> inKernel(World &world, size_t bytes, int blocks, int threads, uint32_t protocol,
                              uint32_t algorithm) {
-  constexpr int kRepetitions = 9;
-  const int times = bytes > (256 << 10) ? 200 : 2000;
+  const int times = effortInKernel(bytes).times, samples = effortInKernel(bytes).samples;
   const size_t perBlock = bytes / sizeof(float) / blocks;
   auto recv = [&](int r) { return world.ranks[r].recv; };
   clear(world, perBlock * blocks, recv);
   std::vector<double> us;
-  for (int k = 0; k < kRepetitions; ++k) {
+  for (int k = 0; k < samples; ++k) {
     world.onEach([&](Rank &rank, int) {
       DevComm comm = rank.comm;
       comm.protocol = protocol;
@@ -245,10 +262,10 @@ ncclFfmCall callOf(const Rank &rank, size_t count, const Way &way, int blocks, s
 }
 
 double oneLaunch(World &world, size_t bytes, const Way &way, int blocks, size_t offset = 0) {
-  const bool large = bytes > (4 << 20);
+  const Effort effort = effortOf(bytes);
   auto recv = [&](int r) { return world.ranks[r].recv + offset; };
   clear(world, bytes / sizeof(float), recv);
-  const std::vector<double> us = backToBackSamples(world, large ? 10 : 50, large ? 15 : 21, [&](int r) {
+  const std::vector<double> us = backToBackSamples(world, effort.times, effort.samples, [&](int r) {
     const Rank &rank = world.ranks[r];
     const ncclFfmCall call = callOf(rank, bytes / sizeof(float), way, blocks, offset);
     SHIM(ncclFfmLaunch(&rank.comm, &call, rank.stream));
@@ -291,11 +308,11 @@ void primeFunction(const Rank &rank) {
 
 template <ncclFfmFunction kFunction>
 void functionInKernel(World &world, const char *name) {
-  constexpr int kTimes = 500, kRepetitions = 5;
   constexpr bool kBarrier = kFunction == ncclFfmFunctionBarrier;
   auto recv = [&](int r) { return world.ranks[r].recv; };
-  for (size_t bytes : {64u, 512u, 4096u, 65536u, 1u << 20}) {
+  for (size_t bytes : {64u, 512u, 4096u, 65536u, 1u << 20, 16u << 20, 256u << 20}) {
     if (kBarrier && bytes != 64) continue;
+    const int times = std::min(500, effortInKernel(bytes).times), samples = std::min(5, effortInKernel(bytes).samples);
     const int blocks = bytes < 4096 ? 1 : bytes < 65536 ? 4 : 16, threads = bytes < 65536 ? 128 : 512;
     const size_t perBlock = bytes / sizeof(float) / blocks;
     for (const Way &way : {Way{0, 0, "auto", ""}, Way{1, 0, "LL", " LL"}, Way{2, 0, "LL128", " LL128"},
@@ -303,21 +320,25 @@ void functionInKernel(World &world, const char *name) {
       if (kBarrier && way.protocol != 0) continue;
       clear(world, perBlock * blocks, recv);
       std::vector<double> us;
-      for (int k = 0; k < kRepetitions; ++k) {
+      for (int k = 0; k < samples; ++k) {
         world.onEach([&](Rank &rank, int) {
           DevComm comm = rank.comm;
           comm.protocol = way.protocol;
           functionKernel<kFunction>
-              <<<blocks, threads, 0, rank.stream>>>(comm, rank.send, rank.recv, perBlock, kTimes, rank.ns);
+              <<<blocks, threads, 0, rank.stream>>>(comm, rank.send, rank.recv, perBlock, times, rank.ns);
         });
         world.synchronize();
         for (const Rank &rank : world.ranks) {
           check(rank.status->code == 0, "in kernel: status", rank.status->code, rank.status->peer, rank.status->epoch);
         }
-        us.push_back(static_cast<double>(slowestNs(world, blocks)) / 1000 / kTimes);
+        us.push_back(static_cast<double>(slowestNs(world, blocks)) / 1000 / times);
       }
       const Source source = sourceOf(kFunction, world.size(), perBlock);
-      for (size_t block : {0, blocks - 1}) checkElements(world, name, recv, block * perBlock, perBlock, source);
+      const size_t checked = std::min<size_t>(perBlock, 1 << 16);
+      for (size_t block : {0, blocks - 1}) {
+        checkElements(world, name, recv, block * perBlock, checked, source);
+        checkElements(world, name, recv, (block + 1) * perBlock - checked, checked, source);
+      }
       printf("%10zu %-14s %-8s %2d x %3d %10.2f\n", kBarrier ? 0 : bytes, name, way.name, blocks, threads, median(us));
       printSamples(std::string("in kernel") + way.suffix, name, world.size(), kBarrier ? 0 : bytes, us);
     }
@@ -334,7 +355,7 @@ void measureFunctions(int nRanks) {
     primeFunction<ncclFfmFunctionSendRecv>(rank);
     primeFunction<ncclFfmFunctionBarrier>(rank);
   });
-  world.fill(kFilled, 0, 1 << 18);
+  world.fill(kFilled, 0, kMaxCount);
   printf("\n== %d ranks on %d GPUs, float32 sum ==\n", nRanks, gpus);
   printf("in kernel: bytes of the larger buffer, function, protocol, blocks x threads\n");
   functionInKernel<ncclFfmFunctionReduceScatter>(world, "reduceScatter");
@@ -361,12 +382,12 @@ void measure(int nRanks) {
   world.synchronize();
   auto byNccl = [&](size_t bytes, bool symmetric) {
     if (nccl.allReduce == nullptr) return 0.0;
-    const bool large = bytes > (4 << 20);
+    const Effort effort = effortOf(bytes);
     auto send = [&](int r) { return symmetric ? static_cast<float *>(communicators.buffers[r]) : world.ranks[r].send; };
     auto recv = [&](int r) { return symmetric ? send(r) + kMaxCount : world.ranks[r].recv; };
     const size_t count = bytes / sizeof(float);
     clear(world, count, recv);
-    const std::vector<double> us = backToBackSamples(world, large ? 10 : 50, large ? 15 : 21, [&](int r) {
+    const std::vector<double> us = backToBackSamples(world, effort.times, effort.samples, [&](int r) {
       NCCL(
           nccl.allReduce(send(r), recv(r), count, ncclFloat32, ncclSum, communicators.comms[r], world.ranks[r].stream));
     });
@@ -378,20 +399,22 @@ void measure(int nRanks) {
   printf("\n== %d ranks on %d GPUs, float32 sum ==\n", nRanks, gpus);
   printf("%10s %12s %12s\n", "bytes", "NCCL", "symmetric");
   std::map<size_t, double> host, symmetric;
-  for (size_t bytes : {512u, 4096u, 65536u, 1u << 20, 64u << 20}) {
+  for (size_t bytes : {512u, 4096u, 65536u, 1u << 20, 16u << 20, 64u << 20, 256u << 20}) {
     host[bytes] = byNccl(bytes, false);
     symmetric[bytes] = byNccl(bytes, true);
     printf("%10zu %12.2f %12.2f\n", bytes, host[bytes], symmetric[bytes]);
   }
   printf("in kernel, on one session: bytes, way, blocks x threads\n");
   std::map<size_t, double> best;
-  for (size_t bytes : {8u, 512u, 4096u, 65536u, 262144u, 1u << 20}) {
+  for (size_t bytes : {8u, 512u, 4096u, 65536u, 262144u, 1u << 20, 16u << 20, 256u << 20}) {
     for (const Way &way : kWays) {
       if (strcmp(way.name, "zero-copy") == 0 || (bytes < 65536 && way.algorithm == 3)) continue;
+      if (bytes > kLarge && way.algorithm == 1) continue;
       std::vector<double> bestShape;
       for (int blocks : {1, 4, 16}) {
         if (bytes / blocks < 512 && blocks > 1) continue;
         if (bytes >= 65536 && blocks < 4) continue;
+        if (bytes > kLarge && blocks < 16) continue;
         for (int threads : {128, 512}) {
           if (bytes / blocks / 8 > 256 && threads < 512) continue;
           const std::vector<double> us = inKernel(world, bytes, blocks, threads, way.protocol, way.algorithm);
@@ -405,12 +428,12 @@ void measure(int nRanks) {
   }
   printf("one launch each, 16 blocks at most: bytes, way\n");
   double zeroCopy = 0;
-  for (size_t bytes : {4096u, 65536u, 262144u, 524288u, 1u << 20, 4u << 20, 64u << 20}) {
+  for (size_t bytes : {4096u, 65536u, 262144u, 524288u, 1u << 20, 4u << 20, 16u << 20, 64u << 20, 256u << 20}) {
     for (const Way &way : kWays) {
-      if (bytes > (4 << 20) && way.algorithm == 1) continue;
+      if (bytes > kLarge && way.algorithm == 1) continue;
       const double us = oneLaunch(world, bytes, way, bytes < 65536 ? 0 : 16);
       printf("%10zu %-16s %10.2f\n", bytes, way.name, us);
-      if (strcmp(way.name, "zero-copy") == 0) zeroCopy = us;  // the last one: 64 MiB
+      if (strcmp(way.name, "zero-copy") == 0 && bytes == (64 << 20)) zeroCopy = us;
     }
   }
   printf("misaligned by 4 bytes, 1 MiB, one launch each: aligned, misaligned, ratio\n");

@@ -15,6 +15,7 @@
 
 namespace {
 
+constexpr size_t kMaxCount = (64 << 20) / sizeof(float) + 64;
 constexpr int kStepsInGraph = 20;
 constexpr float kEps = 1e-5f;
 

@@ -12,8 +12,6 @@
 
 namespace {
 
-constexpr size_t kMaxCount = (64 << 20) / sizeof(float) + 64;
-
 // The subset of nccl.h that is called.
 struct UniqueId {
   char bytes[128];
@@ -161,6 +159,7 @@ double bytesFloor(int nRanks, size_t bytes) {
 }
 
 struct Communicators {
+  // With windows for twice what a buffer of the world has.
   explicit Communicators(World &world) : comms(world.size()), windows(world.size()), buffers(world.size()) {
     if (nccl.allReduce == nullptr) return;
     UniqueId id;
@@ -168,7 +167,7 @@ struct Communicators {
     onThreads(world.size(), [&](int r) {
       World::use(r);
       NCCL(nccl.commInitRank(&comms[r], world.size(), id, r));
-      const size_t bytes = 2 * kMaxCount * sizeof(float);
+      const size_t bytes = 2 * world.maxCount() * sizeof(float);
       NCCL(nccl.memAlloc(&buffers[r], bytes));
       NCCL(nccl.windowRegister(comms[r], buffers[r], bytes, &windows[r], 1));
     });

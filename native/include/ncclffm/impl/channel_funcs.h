@@ -55,7 +55,7 @@ NCCLFFM_DEVICE ncclResult_t awaitLetter(const DevComm &comm, const Site &site, c
   Letter got = 0;
   auto letterOf = [&](int) { return letter; };
   const ncclResult_t result = waitFor(Alone(), comm, site, letterOf, [&] {
-    got = loadAcquireSys(letter);
+    got = holds(Rule::kSystemScope) ? loadAcquireSys(letter) : loadAcquireGpu(letter);
     return isOf(got, site.epoch) ? kNobody : peer;
   });
   // Whoever went on after a call of its own would leave the others to time out.

@@ -52,16 +52,20 @@ NCCLFFM_DEVICE bool hasAlgorithm(uint32_t function, uint32_t algorithm, bool zer
   }
 }
 
-// What all ranks together may hold, in bytes, for LL and one-shot to be the fastest, when so many groups share the
-// work. Measured with 2, 4 and 8 ranks on one H200, by launches of up to 16 blocks and by a block in a running kernel;
-// LL128 never was the fastest there.
-NCCLFFM_DEVICE uint64_t mostBytesOfLL(uint32_t path, int nGroups) {
-  const uint64_t ofAGroup = path == ncclFfmPathHostStaged ? 16 << 10 : 32 << 10;
-  return ofAGroup * (static_cast<uint32_t>(nGroups) + 1);
+// The bytes of one rank for LL and one-shot to be the fastest, when so many groups share the work. Measured with 2, 4
+// and 8 ranks on one H200, by launches of up to 16 blocks and by a block in a running kernel; LL128 never was the
+// fastest there.
+NCCLFFM_DEVICE uint64_t mostBytesOfLL(uint32_t path, int nRanks, int nGroups) {
+  const uint32_t ofAGroup = nRanks <= 4 ? 16 << 10 : (64 << 10) / static_cast<uint32_t>(nRanks);
+  return uint64_t{path == ncclFfmPathHostStaged ? ofAGroup / 2 : ofAGroup} * (static_cast<uint32_t>(nGroups) + 1);
 }
 
-// Likewise beyond it, by Simple: the bytes of one rank, times the square of the ranks, for one-shot to be faster than
-// two shots.
+// Likewise beyond it, for an all-reduce by LL in two shots to be faster than by Simple: with 8 ranks, not with 4.
+NCCLFFM_DEVICE uint64_t mostBytesOfLLInTwoShots(int nRanks, int nGroups) {
+  return nRanks <= 4 ? 0 : uint64_t{64 << 10} * (static_cast<uint32_t>(nGroups) + 1);
+}
+
+// Likewise by Simple: times the square of the ranks, for one-shot to be faster than two shots.
 NCCLFFM_DEVICE uint64_t mostBytesOfOneShot(int nGroups) {
   return uint64_t{1 << 20} * static_cast<uint32_t>(nGroups);
 }
@@ -71,7 +75,7 @@ NCCLFFM_DEVICE uint32_t smallAllReduceBytes(const DevComm &comm) {
   if (comm.protocol > ncclFfmProtocolLL || comm.algorithm > ncclFfmAlgorithmOneShot) return 0;
   const uint32_t ofSlot = comm.slotBytes / 2;
   if (comm.protocol == ncclFfmProtocolLL && comm.algorithm == ncclFfmAlgorithmOneShot) return ofSlot;
-  const uint32_t most = static_cast<uint32_t>(mostBytesOfLL(comm.path, 1)) / static_cast<uint32_t>(comm.nRanks);
+  const uint32_t most = static_cast<uint32_t>(mostBytesOfLL(comm.path, comm.nRanks, 1));
   return most < ofSlot ? most : ofSlot;
 }
 
@@ -79,10 +83,14 @@ NCCLFFM_DEVICE uint32_t smallAllReduceBytes(const DevComm &comm) {
 NCCLFFM_DEVICE Choice choose(uint32_t function, uint32_t protocol, uint32_t algorithm, int nRanks, uint64_t bytes,
                              int nGroups, uint32_t path, bool zeroCopy) {
   const uint32_t n = static_cast<uint32_t>(nRanks);
-  const bool isSmall = bytes <= static_cast<uint32_t>(mostBytesOfLL(path, nGroups)) / n;
+  const bool isSmall = bytes <= mostBytesOfLL(path, nRanks, nGroups);
   const bool hasOneShot = hasAlgorithm(function, ncclFfmAlgorithmOneShot, zeroCopy);
   const bool hasTwoShot = hasAlgorithm(function, ncclFfmAlgorithmTwoShot, zeroCopy);
-  if (protocol == ncclFfmProtocolAuto) protocol = isSmall ? ncclFfmProtocolLL : ncclFfmProtocolSimple;
+  if (protocol == ncclFfmProtocolAuto) {
+    const bool isInTwoShots = function == ncclFfmFunctionAllReduce && algorithm != ncclFfmAlgorithmOneShot &&
+                              algorithm != ncclFfmAlgorithmRing && bytes <= mostBytesOfLLInTwoShots(nRanks, nGroups);
+    protocol = isSmall || isInTwoShots ? ncclFfmProtocolLL : ncclFfmProtocolSimple;
+  }
   if (algorithm == ncclFfmAlgorithmAuto) {
     const bool one = protocol == ncclFfmProtocolSimple ? bytes <= mostBytesOfOneShot(nGroups) / (n * n) : isSmall;
     algorithm = hasOneShot && (one || !hasTwoShot) ? ncclFfmAlgorithmOneShot : ncclFfmAlgorithmTwoShot;

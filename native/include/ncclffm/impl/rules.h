@@ -1,6 +1,6 @@
 // What a test build may change in the protocols: it can shrink the epoch, so that wraps are reached, break one rule on
-// purpose, to show that the tests notice (NCCLFFM_BROKEN_RULE, or NCCLFFM_RULES_AT_RUN_TIME), and stall between two
-// steps. A normal build defines none of these macros.
+// purpose, to show that the tests notice (NCCLFFM_BROKEN_RULE, or NCCLFFM_RULES_AT_RUN_TIME), stall between two steps,
+// and look at the addresses of what is accessed at GPU scope. A normal build defines none of these macros.
 #ifndef NCCLFFM_IMPL_RULES_H_
 #define NCCLFFM_IMPL_RULES_H_
 
@@ -19,6 +19,10 @@
 #define NCCLFFM_STALL() ((void)0)
 #endif
 
+#ifndef NCCLFFM_AT_GPU_SCOPE
+#define NCCLFFM_AT_GPU_SCOPE(address) ((void)0)
+#endif
+
 namespace ncclffm {
 
 enum class Rule {
@@ -33,6 +37,7 @@ enum class Rule {
   kCredits,         // a send waits until its slot has been read
   kBusyChannel,     // a channel serves one collective at a time
   kCompareHash,     // ranks that call different things are told so
+  kSystemScope,     // what peers see is accessed at system scope
   kReadBeforeEnd,   // an exchange ends when all threads have read what came in
   kCheckOverlap,    // buffers that overlap are refused
   kTaskRoom,        // a task is not written over one that is not done

@@ -181,12 +181,14 @@ NCCLFFM_DEVICE ncclResult_t appendTask(const TaskQueue &queue, const Task &task,
   // has stored.
   *sequence = place.named || !place.waits ? place.sequence : fetchAddRelaxedGpu(&lane.head, 1);
   const uint32_t failed = loadRelaxedGpu(&lane.failed);
+  const uint32_t owned = loadRelaxedGpu(&lane.owned);
   const uint32_t head = place.named ? loadRelaxedGpu(&lane.head) : 0;
   const bool used = place.named && isUsed(queue, place);
   const uint32_t done = loadRelaxedGpu(&lane.done);
   fenceGpu();
   acquireForSanitizer(&lane.done);
   if (failed != ncclSuccess) return static_cast<ncclResult_t>(failed);
+  if (owned != 0) return ncclInvalidUsage;
   if (!place.named && !place.waits) {
     if (!takeIfRoom(queue, place.lane, sequence)) return static_cast<ncclResult_t>(ncclFfmQueueFull);
   } else {
@@ -263,7 +265,8 @@ NCCLFFM_DEVICE ncclResult_t ncclTaskAppendEach(CoopWarp warp, const TaskQueue &q
   TaskLane &lane = queue.lanes[place.lane];
   uint64_t first = 0;
   if (warp.rank() == 0) first = fetchAddRelaxedGpu(&lane.head, warp.size());
-  const uint32_t failed = loadRelaxedGpu(&lane.failed);
+  uint32_t failed = loadRelaxedGpu(&lane.failed);
+  if (loadRelaxedGpu(&lane.owned) != 0 && failed == ncclSuccess) failed = ncclInvalidUsage;
   const uint32_t done = loadRelaxedGpu(&lane.done);
   fenceGpu();  // as in appendTask
   const uint32_t sequence = static_cast<uint32_t>(warp.syncBroadcast(first)) + warp.rank();
@@ -332,22 +335,96 @@ NCCLFFM_DEVICE ncclResult_t ncclTaskTest(const TaskQueue &queue, const Ticket &t
   return failed != ncclSuccess ? static_cast<ncclResult_t>(failed) : ncclInProgress;
 }
 
+// Waits for the task before `bound`, by one thread.
+NCCLFFM_DEVICE ncclResult_t awaitDone(const TaskQueue &queue, uint32_t lane, uint32_t bound) {
+  const uint32_t *done = &queue.lanes[lane].done;
+  for (int polls = 0; polls < kQuickPolls; ++polls) {
+    if (isAtOrBeyond(loadAcquireGpu(done), bound)) return ncclSuccess;
+  }
+  return waitUntilDone(queue, lane, bound);
+}
+
 template <class Coop>
 NCCLFFM_DEVICE ncclResult_t ncclTaskWait(Coop coop, const TaskQueue &queue, const Ticket &ticket) {
   if (!isValid(queue) || ticket.lane >= queue.nLanes) return ncclInvalidArgument;
-  uint64_t result = ncclInProgress;
-  if (coop.rank() == 0) {
-    const uint32_t *done = &queue.lanes[ticket.lane].done;
-    for (int polls = 0; polls < kQuickPolls && result != ncclSuccess; ++polls) {
-      if (isAtOrBeyond(loadAcquireGpu(done), ticket.sequence + 1)) result = ncclSuccess;
-    }
-    if (result != ncclSuccess) result = waitUntilDone(queue, ticket.lane, ticket.sequence + 1);
-  }
+  uint64_t result = ncclSuccess;
+  if (coop.rank() == 0) result = awaitDone(queue, ticket.lane, ticket.sequence + 1);
   return static_cast<ncclResult_t>(coop.syncBroadcast(result));
 }
 
 NCCLFFM_DEVICE ncclResult_t ncclTaskWait(const TaskQueue &queue, const Ticket &ticket) {
   return ncclTaskWait(CoopBlock(), queue, ticket);
+}
+
+template <class Coop>
+NCCLFFM_DEVICE LaneProducer<Coop>::LaneProducer(Coop coop, const TaskQueue &queue, uint32_t lane)
+    : coop_(coop), queue_(queue), lane_(lane) {
+  if (!isValid(queue) || lane >= queue.nLanes) return;
+  uint64_t result = ncclSuccess, numbers = 0;
+  if (coop_.rank() == 0) {
+    TaskLane &l = queue.lanes[lane];
+    result = failureOfLane(queue, lane);
+    if (result == ncclSuccess && compareAndSwapRelaxedGpu(&l.owned, 0, 1) != 0) result = ncclInvalidUsage;
+    numbers = static_cast<uint64_t>(loadAcquireGpu(&l.done)) << 32 | loadRelaxedGpu(&l.head);
+  }
+  result_ = static_cast<ncclResult_t>(coop_.syncBroadcast(result));
+  numbers = coop_.syncBroadcast(numbers);
+  next_ = static_cast<uint32_t>(numbers);
+  done_ = static_cast<uint32_t>(numbers >> 32);
+}
+
+template <class Coop>
+NCCLFFM_DEVICE LaneProducer<Coop>::~LaneProducer() {
+  coop_.sync();
+  if (result_ == ncclSuccess && coop_.rank() == 0) storeReleaseGpu(&queue_.lanes[lane_].owned, 0);
+}
+
+template <class Coop>
+NCCLFFM_DEVICE ncclResult_t LaneProducer<Coop>::append(TaskSymbol symbol, int taskType, int datatype, int op,
+                                                       const void *sendbuff, void *recvbuff, size_t count,
+                                                       Ticket *ticket, int root, int source) {
+  if (result_ != ncclSuccess) return result_;
+  if (!isTask(queue_, taskType, datatype, op, count, lane_)) return ncclInvalidArgument;
+  TaskLane &lane = queue_.lanes[lane_];
+  if (hasRoom(queue_, next_, done_)) {
+    coop_.sync();
+  } else {
+    uint64_t resultAndDone = 0;
+    if (coop_.rank() == 0) {
+      const ncclResult_t result =
+          hasRoom(queue_, next_, loadAcquireGpu(&lane.done)) ? ncclSuccess : waitForRoom(queue_, lane_, next_);
+      resultAndDone = static_cast<uint64_t>(result) << 32 | loadAcquireGpu(&lane.done);
+    }
+    resultAndDone = coop_.syncBroadcast(resultAndDone);
+    if (resultAndDone >> 32 != ncclSuccess) return static_cast<ncclResult_t>(resultAndDone >> 32);
+    done_ = static_cast<uint32_t>(resultAndDone);
+  }
+  if (coop_.rank() == 0) {
+    TaskPlace place;
+    place.lane = lane_;
+    place.root = root;
+    place.source = source;
+    fenceGpu();
+    publish(slotOfTask(queue_, lane_, next_), next_,
+            makeTask(symbol, taskType, datatype, op, sendbuff, recvbuff, count, place));
+    storeRelaxedGpu(&lane.head, next_ + 1);
+    storeRelaxedGpu(&lane.launched, next_ + 1);
+  }
+  reconverge(coop_);
+  if (ticket != nullptr) *ticket = {lane_, next_, ncclSuccess, 1};
+  ++next_;
+  return ncclSuccess;
+}
+
+template <class Coop>
+NCCLFFM_DEVICE ncclResult_t LaneProducer<Coop>::wait(const Ticket &ticket) {
+  if (result_ != ncclSuccess) return result_;
+  if (ticket.lane != lane_) return ncclInvalidArgument;
+  uint64_t result = ncclSuccess;
+  if (coop_.rank() == 0) result = awaitDone(queue_, lane_, ticket.sequence + 1);
+  result = coop_.syncBroadcast(result);
+  if (result == ncclSuccess && !isAtOrBeyond(done_, ticket.sequence + 1)) done_ = ticket.sequence + 1;
+  return static_cast<ncclResult_t>(result);
 }
 
 NCCLFFM_DEVICE void ncclTaskProducerEnd(const TaskQueue &queue) {

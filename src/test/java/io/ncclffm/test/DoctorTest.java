@@ -2,15 +2,25 @@ package io.ncclffm.test;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 import static org.junit.jupiter.api.Assumptions.assumeTrue;
 
+import io.ncclffm.core.DeviceBuffer;
+import io.ncclffm.core.LocalWorld;
+import io.ncclffm.core.ReduceOp;
+import io.ncclffm.device.TaskQueue;
+import io.ncclffm.device.TaskQueueConfig;
+import io.ncclffm.device.TaskQueueException;
+import io.ncclffm.device.Ticket;
 import io.ncclffm.device.doctor.Doctor;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.nio.file.StandardOpenOption;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.function.Supplier;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 import org.junit.jupiter.api.Test;
@@ -22,7 +32,7 @@ class DoctorTest {
   private static final Pattern FINDING =
       Pattern.compile(
           "\\{\"section\":\"([^\"]*)\",\"id\":\"([^\"]*)\",\"severity\":\"([A-Z]+)\","
-              + "\"seen\":\"((?:[^\"\\\\]|\\\\.)*)\",\"remedy\":\"((?:[^\"\\\\]|\\\\.)*)\"}");
+              + "\"seen\":\"((?:[^\"\\\\]++|\\\\.)*+)\",\"remedy\":\"((?:[^\"\\\\]++|\\\\.)*+)\"}");
 
   @TempDir private Path folder;
 
@@ -87,7 +97,7 @@ class DoctorTest {
     }
     boolean error = result.findings.stream().anyMatch(f -> f.severity.equals("ERROR"));
     assertEquals(error ? 1 : 0, result.status, result.output);
-    for (String route : List.of("host", "windows", "device", "task")) {
+    for (String route : List.of("host", "windows", "device", "fused", "task")) {
       assertEquals("OK", result.finding("self-test." + route).severity, result.output);
     }
     assertEquals("OK", result.finding("device-api").severity, result.output);
@@ -146,6 +156,78 @@ class DoctorTest {
     result.assertSevere("library.duplicate", "WARNING", other.toString(), "-Dncclffm.nccl=FILE");
   }
 
+  /** A GPU host of which one copy of the CPU backend plays all three libraries, and all works. */
+  private static ChildJvm.Setup gpuHost(Path library, String... arguments) {
+    return doctor(arguments)
+        .withoutLibrarySettings()
+        .property("ncclffm.backend", "cuda")
+        .property("ncclffm.cudart", library)
+        .property("ncclffm.shim", library);
+  }
+
+  private static List<Seen> naming(Result result, Path folder) {
+    return result.findings.stream()
+        .filter(f -> f.id.equals("library.other") && f.seen.contains(folder.toString()))
+        .toList();
+  }
+
+  private Path libraryOfAll() throws Exception {
+    TestRanks.assumeCpu("a copy of the CPU backend plays the libraries");
+    return CpuLibrary.copyTo(folder.resolve("host"), "libnccl.so.2");
+  }
+
+  @Test
+  void secondNcclThatIsNotInUse() throws Exception {
+    Path used = libraryOfAll();
+    Path venv = folder.resolve("venv");
+    Path lib = Files.createDirectories(venv.resolve("lib"));
+    Supplier<ChildJvm.Setup> host =
+        () -> gpuHost(used, "--json", "--no-self-test").environment("VIRTUAL_ENV", venv);
+
+    Path link = Files.createSymbolicLink(lib.resolve("libnccl.so.2"), used);
+    assertEquals(List.of(), naming(run(host.get()), folder), "a link to the one in use");
+
+    Files.delete(link);
+    Path other = CpuLibrary.copyTo(lib, "libnccl.so.2");
+    Result result = run(host.get());
+    result.assertSevere("library.other", "WARNING", other.toString(), "-Dncclffm.nccl=FILE");
+    assertFalse(result.finding("library.other").seen.contains(used.toString()), result.output);
+    assertTrue(
+        result.findings.stream().noneMatch(f -> f.id.equals("library.duplicate")),
+        () -> "it was opened: " + result.output);
+
+    Seen named = naming(run(host.get().property("ncclffm.nccl", used)), folder).get(0);
+    assertEquals("INFO", named.severity, named::toString);
+  }
+
+  @Test
+  void gpuHostWithoutPeerAccess() throws Exception {
+    Path library = libraryOfAll();
+    Path none = folder.resolve("libnvrtc.so.13");
+    Result result =
+        run(
+            gpuHost(library, "--json")
+                .environment("NCCLFFM_CPU_PEER_ACCESS", "0")
+                .property("ncclffm.nvrtc", none));
+    for (String ok : List.of("library.backend", "gpu.driver-version", "gpu.device", "device-api")) {
+      assertEquals("OK", result.finding(ok).severity, result.output);
+    }
+    assertTrue(result.finding("gpu.topology").seen.contains("CUDA_IPC"), result.output);
+    result.assertSevere("gpu.p2p", "WARNING", "from device 0 to 1", "IOMMU");
+    result.assertSevere(
+        "library.nvrtc", "WARNING", none + ": no such file", "-Dncclffm.nvrtc=FILE");
+    for (String route : List.of("windows", "device", "fused", "task")) {
+      List<Seen> tried =
+          result.findings.stream().filter(f -> f.id.equals("self-test." + route)).toList();
+      for (Seen finding : tried) {
+        boolean needsPeers = finding.seen.contains("CUDA_IPC");
+        assertEquals(needsPeers ? "WARNING" : "OK", finding.severity, finding::toString);
+        assertTrue(!needsPeers || finding.seen.contains("no peer access"), finding::toString);
+      }
+      assertEquals(3, tried.size(), () -> "a finding for each provider: " + tried);
+    }
+  }
+
   /** The libraries are there and asked for, and CUDA says no. */
   @Test
   void withoutGpuWhereOneIsAskedFor() throws Exception {
@@ -196,6 +278,88 @@ class DoctorTest {
     assertStatus(2, "unknown argument --nothing", "--nothing");
     assertStatus(1, "ERROR   queue.format", "--queue", text.toString());
     assertStatus(0, "OK      buffer.alignment", "--buffer", "float32,1024,128,window");
+  }
+
+  @Test
+  void bufferAsAnObject() throws Exception {
+    Result result = run(doctor("--json", "--buffer", "float16,7,2"));
+    assertEquals(0, result.status, result.output);
+    result.assertSevere("buffer.alignment", "WARNING", "2 bytes only", "LsaWindow");
+    assertEquals(1, result.findings.size(), result.output);
+  }
+
+  /** The snapshots of queues that stand: one rank has not appended its task. */
+  @Test
+  void queueThatStands() throws Exception {
+    TestRanks.assumeShim();
+    Path file = folder.resolve("log");
+    TaskQueueConfig config = TaskQueueConfig.builder().timeout(TaskRanks.LONG).build();
+    try (LocalWorld world = TestRanks.open(2);
+        TaskRanks tasks = TaskRanks.open(world, config)) {
+      Ticket[] tickets = new Ticket[2];
+      world.run(rank -> tickets[rank.rank()] = tasks.of(rank).ticket());
+      LocalWorld.RankTask append =
+          rank -> {
+            DeviceBuffer x = tasks.x(rank);
+            Ticket ticket = tickets[rank.rank()];
+            TaskQueue queue = tasks.of(rank);
+            queue.allReduce(TaskRanks.GRADIENTS, 0, x, 0, x, 0, 10, ReduceOp.SUM, ticket);
+            queue.launch(rank.stream());
+            rank.stream().synchronize(TaskRanks.PATIENCE); // the task is handed in
+          };
+      world.run(
+          rank -> {
+            if (rank.rank() == 0) {
+              append.run(rank);
+            }
+          });
+      Files.writeString(file, "rank 0 " + tasks.queues[0].snapshot() + "\n");
+      Files.writeString(file, "rank 1 " + tasks.queues[1].snapshot(), StandardOpenOption.APPEND);
+      Result stands = run(doctor("--json", "--queue", file.toString()));
+      assertEquals(0, stands.status, stands.output);
+      stands.assertSevere("queue.waits-for-peers", "WARNING", "oldest: task", "every rank");
+      stands.assertSevere(
+          "queue.missing", "WARNING", "snapshot 2, lane 0 has no task", "has not appended");
+
+      world.run(
+          rank -> {
+            if (rank.rank() == 1) {
+              append.run(rank);
+            }
+            tickets[rank.rank()].await(TaskRanks.LONG);
+          });
+      Files.writeString(file, tasks.queues[0].snapshot() + " " + tasks.queues[1].snapshot());
+      Result done = run(doctor("--json", "--queue", file.toString()));
+      assertTrue(done.findings.stream().allMatch(f -> f.id.equals("queue.idle")), done.output);
+    }
+  }
+
+  /** Two ranks that disagree: what the exception says is in the dump, too. */
+  @Test
+  void queueThatFailed() throws Exception {
+    TestRanks.assumeShim();
+    TaskQueueConfig config = TaskQueueConfig.builder().timeout(TaskRanks.LONG).build();
+    try (LocalWorld world = TestRanks.open(2);
+        TaskRanks tasks = TaskRanks.open(world, config)) {
+      String[] messages = new String[2];
+      world.run(
+          rank -> {
+            TaskQueue queue = tasks.of(rank);
+            DeviceBuffer x = tasks.x(rank);
+            Ticket ticket = queue.ticket();
+            long count = 10 + rank.rank();
+            queue.allReduce(TaskRanks.GRADIENTS, 0, x, 0, x, 0, count, ReduceOp.SUM, ticket);
+            queue.launch(rank.stream());
+            messages[rank.rank()] =
+                assertThrows(TaskQueueException.class, () -> ticket.await(TaskRanks.PATIENCE))
+                    .getMessage();
+          });
+      Path file = Files.writeString(folder.resolve("log"), tasks.queues[0].snapshot().toString());
+      Result failed = run(doctor("--json", "--queue", file.toString()));
+      assertEquals(1, failed.status, failed.output);
+      String reason = messages[0].lines().findFirst().orElseThrow().replace("\"", "\\\"");
+      failed.assertSevere("queue.failed", "ERROR", reason, "a new queue");
+    }
   }
 
   private static void assertStatus(int status, String text, String... arguments)

@@ -1,6 +1,7 @@
 package io.ncclffm.test;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 import static org.junit.jupiter.api.Assumptions.assumeTrue;
 
@@ -69,6 +70,7 @@ class DocumentationTest {
         "for document in README.md CONTRIBUTING.md docs/testing.md",
         "mvn -Pdemo",
         "mvn -DskipTests",
+        "mvn -Psite",
         "mvn -Pgpu-bundle package",
         "mvn install",
         "mvn spotless:apply",
@@ -127,6 +129,10 @@ class DocumentationTest {
   private static final Pattern PROPERTY = Pattern.compile("\"(ncclffm\\.[a-z]+)\"");
   private static final Pattern JAVADOC =
       Pattern.compile("<pre>\\{@code\n(.*?)\\}</pre>", Pattern.DOTALL);
+
+  /** Those of jextract's are C. */
+  private static final Pattern SNIPPET = Pattern.compile("\\{@snippet (?!lang=c )");
+
   private static final Pattern TYPE =
       Pattern.compile("(?m)^(?:public |final |abstract )*(?:class|record|interface) (\\w+)");
 
@@ -439,6 +445,7 @@ class DocumentationTest {
     for (Path file :
         sources("src/main/.*\\.java", "nccl-ffm-core", "nccl-ffm-lsa", "nccl-ffm-device")) {
       String text = Files.readString(file);
+      assertFalse(SNIPPET.matcher(text).find(), () -> file + ": only <pre>{@code is compiled here");
       for (MatchResult found : JAVADOC.matcher(text).results().toList()) {
         int line = (int) text.substring(0, found.start(1)).lines().count();
         blocks.add(new Block(file, line, "java", found.group(1).replaceAll("(?m)^ *\\* ?", "")));

@@ -380,6 +380,32 @@ class KernelModuleTest {
   }
 
   @Test
+  void cooperativeBlocksOfAllRanksOnADeviceMustFit() {
+    assumeTrue(CudaDevice.count() == 1, "the ranks do not share a GPU");
+    try (LocalWorld world = TestRanks.open(2);
+        RankBuffers in = RankBuffers.allocate(world, DataType.FLOAT32, COUNT);
+        RankBuffers out = RankBuffers.allocate(world, DataType.FLOAT32, COUNT)) {
+      Prepared[] all = prepare(world, in, out);
+      world.run(
+          r -> {
+            int resident = all[r.rank()].module.kernel("fused").residentBlocks(THREADS, 0);
+            assertTrue(resident >= 2, resident + " blocks");
+            KernelLaunch launch = all[r.rank()].launch.set(3, 0L).cooperative(true);
+            Messages.assertNames(
+                assertThrows(
+                    IllegalArgumentException.class,
+                    () -> launch.grid(resident / 2 + 1).run(r.stream())),
+                (resident / 2 + 1) + " blocks on each of 2 ranks",
+                "only " + resident);
+            launch.grid(1).run(r.stream());
+            r.stream().synchronize(PATIENCE);
+          });
+      world.run(r -> all[r.rank()].module.close());
+      TestRanks.assertWorks(world);
+    }
+  }
+
+  @Test
   void launchingAllocatesNothing() {
     ThreadMXBean threads = (ThreadMXBean) ManagementFactory.getThreadMXBean();
     try (KernelModule module = KernelModule.compile(device(), KernelCompilerTest.SCALE);

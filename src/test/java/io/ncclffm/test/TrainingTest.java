@@ -1,16 +1,26 @@
 package io.ncclffm.test;
 
+import static java.lang.Double.parseDouble;
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertTrue;
+import static org.junit.jupiter.api.Assumptions.assumeTrue;
 
 import io.ncclffm.core.LocalWorld;
+import io.ncclffm.training.LossPlot;
 import io.ncclffm.training.Training;
 import io.ncclffm.training.TrainingProcess;
+import java.io.IOException;
+import java.nio.file.Files;
+import java.nio.file.Path;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
+import java.util.Map;
+import java.util.regex.Pattern;
+import java.util.stream.DoubleStream;
+import java.util.stream.IntStream;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
@@ -46,7 +56,31 @@ class TrainingTest {
     double[] losses = alone.losses();
     assertEquals(Math.log(10), losses[0], 0.5, "before it has learned anything");
     double last = Arrays.stream(losses, losses.length - 10, losses.length).average().orElseThrow();
+    assertTrue(last < losses[0] / 5, "loss " + last);
     assertTrue(alone.accuracy() > 0.9, "accuracy " + alone.accuracy());
+  }
+
+  /** Where the curves of a drawing are, from left to right. */
+  private static List<double[]> heights(String svg) {
+    return Pattern.compile("<polyline[^>]*points=\"([^\"]*)\"")
+        .matcher(svg)
+        .results()
+        .map(curve -> curve.group(1).split("[ ,]"))
+        .map(xy -> IntStream.range(0, xy.length / 2).mapToDouble(i -> parseDouble(xy[2 * i + 1])))
+        .map(DoubleStream::toArray)
+        .toList();
+  }
+
+  @Test
+  void plotInTheGuideIsOfThisCode() throws IOException {
+    String tree = System.getProperty("ncclffm.test.tree");
+    assumeTrue(tree != null, "no -Dncclffm.test.tree=FOLDER");
+    List<double[]> drawn = heights(Files.readString(Path.of(tree, "docs/training.svg")));
+    assertEquals(1 + Training.Route.values().length, drawn.size());
+    double[] now = heights(LossPlot.draw(Map.of("now", alone.losses()))).get(0);
+    for (double[] curve : drawn) {
+      assertArrayEquals(now, curve, 0.2); // of a drawing 360 high, with one decimal
+    }
   }
 
   @ParameterizedTest

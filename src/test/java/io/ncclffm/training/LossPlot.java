@@ -51,7 +51,8 @@ public final class LossPlot {
     return losses;
   }
 
-  static String draw(Map<String, double[]> curves) {
+  /** Losses by step, each curve with its name. */
+  public static String draw(Map<String, double[]> curves) {
     StringBuilder svg = new StringBuilder();
     svg.append(
         String.format(

@@ -152,9 +152,12 @@ final class Bars {
       atMost("append by a block, us", n, 1, c(route, "append by a block", n, 0));
       atMost("append by a warp, us a task", n, 0.3, c(route, "append by a warp", n, 0));
       double us = c(route, "append to done", n, 4 * KI);
+      double byProducer = c(TaskProgram.BY_PRODUCER, "append to done", n, 4 * KI);
       double host = c(TaskProgram.HOST, "allReduce", n, 4 * KI);
       atMost("append to done, 4 KiB, us", n, at(n, 3.5, 4.5, 6), us);
       atLeast("... times faster than ncclAllReduce", n, 3.5, host / us);
+      atMost("... by a LaneProducer, us", n, at(n, 3.5, 4.5, 6), byProducer);
+      atLeast("... times faster than ncclAllReduce", n, 3.5, host / byProducer);
       double communicate = c(route, "overlap: communicate", n, 512 * KI);
       double shown =
           c(route, "overlap: both", n, 512 * KI) - c(route, "overlap: compute", n, 512 * KI);
@@ -198,7 +201,7 @@ final class Bars {
       double c = c("host", "launch allReduce", n, 64);
       double us = median("java", "host", "launch allReduce", n, 64, "us");
       atMost("launch of ncclAllReduce, Java / C", n, 1.05, us / c);
-      for (String route : n == 1 ? List.of("host") : List.of("host", "device", "task")) {
+      for (String route : n == 1 ? List.of("host") : List.of("host", "device", "fused", "task")) {
         double bytes = median("java", route, "allocated by allReduce", n, 64, "B");
         atMost("bytes allocated by an all-reduce, " + route, n, 0.5, bytes);
       }

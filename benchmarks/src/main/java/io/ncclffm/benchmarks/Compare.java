@@ -3,6 +3,7 @@ package io.ncclffm.benchmarks;
 import java.io.IOException;
 import java.io.PrintStream;
 import java.nio.file.Path;
+import java.util.ArrayList;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
@@ -137,15 +138,23 @@ public final class Compare {
   }
 
   /**
-   * The host's row of the same subject that both files have and that is not the row itself; null if
-   * there is none, as for C's host rows, which the others are compared with.
+   * The host's row of the same subject that both files have and that is not the row itself, of
+   * tasks the host's all-reduce of 4 KiB; null if there is none, as for C's host rows, which the
+   * others are compared with.
    */
   private static @Nullable Row reference(Row row, Map<String, Row> old, Map<String, Row> now) {
     if (row.language().equals("c") && row.route().equals("host")) {
       return null;
     }
-    for (String host : List.of("c host ", "java host ")) {
-      String name = host + row.subject();
+    List<String> names = new ArrayList<>();
+    names.add("c host " + row.subject());
+    names.add("java host " + row.subject());
+    if (row.route().startsWith("task")) {
+      String subject = "allReduce, " + row.ranks() + " ranks, 4096 B, in us";
+      names.add("c " + TaskProgram.HOST + " " + subject);
+      names.add("c host " + subject);
+    }
+    for (String name : names) {
       Row candidate = old.get(name);
       Row other = now.get(name);
       if (candidate != null

@@ -227,6 +227,11 @@ final class WorldBenchmark {
                   FusedKernels.scaleAllReduceSqrt(
                       dev, send, 0, recv, 0, n, 2, 1, stream, LaunchChoice.AUTO));
         }
+        allocated(
+            "fused",
+            () ->
+                FusedKernels.scaleAllReduceSqrt(
+                    dev, send, 0, recv, 0, 16, 2, 1, stream, LaunchChoice.AUTO));
         tasks(dev, send, recv);
         dev.throwIfFailed();
         meeting.await(PATIENCE);

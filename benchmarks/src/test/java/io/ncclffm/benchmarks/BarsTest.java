@@ -68,15 +68,18 @@ class BarsTest {
                     "2 ranks: append by a block 0.70 us; by a warp, 32 tasks, 0.123 us each; append to"
                         + " done of an all-reduce of 512 B 4.10 us, 4 KiB 3.40 us, 64 KiB 9.50 us (1"
                         + " block a lane)",
+                    "2 ranks, LaneProducer: append 0.30 us; append to done 512 B 3.10 us, 4 KiB 3.49 us,"
+                        + " 64 KiB 9.20 us",
                     "2 ranks: ncclAllReduce of 4 KiB, back to back, 13.20 us: the task takes 1/3.9 of it",
                     "2 ranks, overlap, 512 KiB, us an iteration: computes 50.0, communicates 40.0, both"
                         + " 57.0: 82 % of the communication is hidden")));
-    assertEquals(9, run.size());
+    assertEquals(13, run.size());
     for (String what :
         List.of(
             "append by a block, us",
             "append by a warp, us a task",
             "append to done, 4 KiB, us",
+            "... by a LaneProducer, us",
             "overlap, % of communication hidden")) {
       assertEquals("met", verdict(run, what, 2), what);
     }

@@ -99,6 +99,19 @@ class CompareTest {
   }
 
   @Test
+  void tasksAreHeldAgainstTheHostsAllReduce() {
+    Row host = row("cuda", "c", TaskProgram.HOST, 13);
+    Results before = run(host, task(3.5));
+    compared(0, before, run(row("cuda", "c", TaskProgram.HOST, 26), task(7)));
+    String text = compared(1, before, run(host, task(4.5)));
+    assertTrue(text.contains("SLOWER   c task in kernel append to done"), text);
+  }
+
+  private static Row task(double us) {
+    return new Row("cuda", "c", TaskProgram.ROUTE, "append to done", 2, 65536, "us", 1, us, us, us);
+  }
+
+  @Test
   void bytesAllocatedAreComparedAsTheyAre() {
     compared(0, run(allocated(0)), run(allocated(0.2)));
     assertTrue(compared(1, run(allocated(0)), run(allocated(16))).contains("MORE     java host"));

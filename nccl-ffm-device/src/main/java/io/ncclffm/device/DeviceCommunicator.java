@@ -297,6 +297,10 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
     return communicator;
   }
 
+  int ranksPerDevice() {
+    return window.ranksPerDevice();
+  }
+
   /**
    * The {@code ncclFfmDevComm} in host memory, to be passed to a kernel by value; valid until
    * closed.

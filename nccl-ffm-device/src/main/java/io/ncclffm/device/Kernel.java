@@ -1,5 +1,6 @@
 package io.ncclffm.device;
 
+import static java.lang.foreign.ValueLayout.JAVA_INT;
 import static java.lang.foreign.ValueLayout.JAVA_LONG;
 
 import io.ncclffm.core.CudaException;
@@ -85,6 +86,29 @@ public final class Kernel {
   /** Local memory of a thread, in bytes: what does not fit into registers. */
   public long localBytes() {
     return localBytes;
+  }
+
+  /**
+   * Blocks that can run at the same time on a device with nothing else to do ({@code
+   * cudaOccupancyMaxActiveBlocksPerMultiprocessor}, on all multiprocessors). Ranks that share the
+   * GPU share them.
+   *
+   * @param threads of a block
+   * @param sharedBytes dynamic shared memory of a block
+   */
+  public int residentBlocks(int threads, int sharedBytes) {
+    long use = module.beginUse(name);
+    try (Arena arena = Arena.ofConfined()) {
+      module.device().makeCurrent();
+      MemorySegment blocks = arena.allocate(JAVA_INT);
+      int rc =
+          CudartH.cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+              blocks, handle, threads, sharedBytes);
+      CudaException.check(rc, "occupancy of " + this, module.device());
+      return blocks.get(JAVA_INT, 0) * module.device().multiProcessorCount();
+    } finally {
+      module.endUse(use);
+    }
   }
 
   /**

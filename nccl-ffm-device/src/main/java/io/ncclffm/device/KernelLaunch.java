@@ -32,7 +32,10 @@ public final class KernelLaunch {
   private final KernelArguments arguments;
   private final Arena arena = Arena.ofAuto();
   private final MemorySegment config = cudaLaunchConfig_st.allocate(arena);
+  private long blocks = 1;
   private long threads = 1;
+  private int sharedBytes;
+  private int resident = -1; // blocks of this shape; -1: to be asked for
   private boolean gridSet;
 
   KernelLaunch(Kernel kernel, KernelArguments arguments) {
@@ -73,6 +76,7 @@ public final class KernelLaunch {
               + " 65535 and 65535");
     }
     set(cudaLaunchConfig_st.gridDim(config), x, y, z);
+    blocks = (long) x * y * z;
     gridSet = true;
     return this;
   }
@@ -102,6 +106,7 @@ public final class KernelLaunch {
     }
     set(cudaLaunchConfig_st.blockDim(config), x, y, z);
     threads = (long) x * y * z;
+    resident = -1;
     return this;
   }
 
@@ -119,10 +124,15 @@ public final class KernelLaunch {
       kernel.allowShared(bytes);
     }
     cudaLaunchConfig_st.dynamicSmemBytes(config, bytes);
+    sharedBytes = bytes;
+    resident = -1;
     return this;
   }
 
-  /** Whether all blocks must run at the same time, so that the grid can be synchronized. */
+  /**
+   * Whether all blocks must run at the same time, so that the grid can be synchronized. With a
+   * {@link DeviceCommunicator} among the arguments, those of all ranks that share the GPU must.
+   */
   public KernelLaunch cooperative(boolean value) {
     cudaLaunchConfig_st.numAttrs(config, value ? 1 : 0);
     return this;
@@ -169,6 +179,8 @@ public final class KernelLaunch {
    * signals} expects one of this kernel. A {@link TaskQueue} counts the kernel as a producer.
    *
    * @param stream of the module's device
+   * @throws IllegalArgumentException if it is cooperative and the blocks of all ranks on the device
+   *     cannot run at the same time
    * @throws IllegalStateException if the module or an argument is closed, or a device communicator
    *     has a task queue
    * @throws io.ncclffm.core.NcclException if a communicator or device communicator has failed
@@ -190,6 +202,7 @@ public final class KernelLaunch {
         enter(arguments.owner(entered), stream);
         entered++;
       }
+      checkResident();
       device.makeCurrent();
       cudaLaunchConfig_st.stream(config, stream.handle());
       int rc = CudartH.cudaLaunchKernelExC(config, kernel.handle(), arguments.table());
@@ -207,6 +220,31 @@ public final class KernelLaunch {
       kernel.module().endUse(use);
       while (entered > 0) {
         leave(arguments.owner(--entered));
+      }
+    }
+  }
+
+  /** CUDA looks at one rank's launch only, and then the kernels would wait for each other. */
+  private void checkResident() {
+    if (cudaLaunchConfig_st.numAttrs(config) == 0) {
+      return;
+    }
+    for (int i = 0; i < arguments.count(); i++) {
+      if (arguments.owner(i) instanceof DeviceCommunicator comm && comm.ranksPerDevice() > 1) {
+        if (resident < 0) {
+          resident = kernel.residentBlocks((int) threads, sharedBytes);
+        }
+        if (blocks * comm.ranksPerDevice() > resident) {
+          throw new IllegalArgumentException(
+              operation
+                  + ": "
+                  + blocks
+                  + " blocks on each of "
+                  + comm.ranksPerDevice()
+                  + " ranks cannot run on one device at the same time, only "
+                  + resident
+                  + " blocks in all");
+        }
       }
     }
   }

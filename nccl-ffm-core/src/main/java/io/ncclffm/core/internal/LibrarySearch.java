@@ -9,6 +9,7 @@ import java.net.JarURLConnection;
 import java.net.URI;
 import java.net.URL;
 import java.net.URLConnection;
+import java.nio.charset.StandardCharsets;
 import java.nio.file.DirectoryStream;
 import java.nio.file.Files;
 import java.nio.file.Path;
@@ -16,6 +17,10 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.Locale;
 import java.util.Set;
+import java.util.TreeSet;
+import java.util.regex.Matcher;
+import java.util.regex.Pattern;
+import java.util.stream.Stream;
 import java.util.zip.CRC32;
 import java.util.zip.CheckedInputStream;
 import org.jspecify.annotations.Nullable;
@@ -106,6 +111,48 @@ final class LibrarySearch {
       all.add(other.file() + " [" + other.origin() + "]");
     }
     return all;
+  }
+
+  /**
+   * For a diagnosis beside a library in use: the files on this machine that may be found by its
+   * name. None of them is opened.
+   *
+   * @param cache where the system's loader keeps what it finds without being told a folder
+   */
+  Set<String> files(List<String> sonames, Path cache) {
+    List<Path> candidates = cached(cache);
+    List<Path> folders = packageFolders();
+    @Nullable String path = System.getenv("LD_LIBRARY_PATH");
+    if (path != null) {
+      Stream.of(path.split("[:;]")).filter(s -> !s.isEmpty()).map(Path::of).forEach(folders::add);
+    }
+    for (Path folder : folders) {
+      sonames.forEach(soname -> candidates.add(folder.resolve(soname)));
+    }
+    Set<String> files = new TreeSet<>();
+    for (Path candidate : candidates) {
+      try {
+        files.add(candidate.toRealPath().toString());
+      } catch (IOException e) {
+        continue; // not there, or not to be reached
+      }
+    }
+    return files;
+  }
+
+  /** The cache has the names as they are, each with a zero behind it. */
+  private List<Path> cached(Path cache) {
+    List<Path> files = new ArrayList<>();
+    try {
+      Pattern name = Pattern.compile("/[^\\x00]*/" + Pattern.quote(filePrefix) + "[^\\x00/]*");
+      Matcher found = name.matcher(Files.readString(cache, StandardCharsets.ISO_8859_1));
+      while (found.find()) {
+        files.add(Path.of(found.group()));
+      }
+    } catch (IOException e) {
+      return files; // a system without it
+    }
+    return files;
   }
 
   private @Nullable Library findOnDisk(List<String> sonames, Set<String> except) {

@@ -175,6 +175,11 @@ public final class NativeLibraries {
         search("libnccl", LibrarySearch.nccl(), NCCL_SONAMES));
   }
 
+  /** The files of libnccl on this machine, in use or not; none of them is opened. */
+  public static Set<String> ncclFiles() {
+    return LibrarySearch.nccl().files(NCCL_SONAMES, Path.of("/etc/ld.so.cache"));
+  }
+
   private static Search search(String name, LibrarySearch search, List<String> sonames) {
     return new Search(name, search.findAll(sonames), search.attempts());
   }

@@ -16,11 +16,14 @@ import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.OptionalInt;
+import java.util.function.IntFunction;
 import org.jspecify.annotations.Nullable;
 
 /** Driver, devices, and what joins them. */
 final class GpuCheck {
   private static final int OLDEST_CAPABILITY = 80;
+  private static final int COMPUTE_MODE_DEFAULT = 0;
   private static final int COMPUTE_MODE_PROHIBITED = 2;
   private static final int COMPUTE_MODE_EXCLUSIVE_PROCESS = 3;
   private static final int POSIX_FILE_DESCRIPTOR = 1;
@@ -152,9 +155,10 @@ final class GpuCheck {
             + " multiprocessors, "
             + memory(device)
             + ", IPC "
-            + (device.attribute(CudartH.cudaDevAttrIpcEventSupport()) != 0 ? "yes" : "no")
+            + known(device, CudartH.cudaDevAttrIpcEventSupport(), has -> has != 0 ? "yes" : "no")
             + ", cuMem memory shared by "
-            + handleTypes(device.attribute(CudartH.cudaDevAttrMemoryPoolSupportedHandleTypes()));
+            + known(
+                device, CudartH.cudaDevAttrMemoryPoolSupportedHandleTypes(), GpuCheck::handleTypes);
     findings.add(
         capability >= OLDEST_CAPABILITY
             ? Finding.ok("gpu.device", seen)
@@ -169,7 +173,8 @@ final class GpuCheck {
               device + " is a MIG instance: no peer access to others, a process sees one",
               "a whole GPU for several ranks, or NCCL 2.31 and ranks on one instance each"));
     }
-    int mode = device.attribute(CudartH.cudaDevAttrComputeMode());
+    OptionalInt attribute = attribute(device, CudartH.cudaDevAttrComputeMode());
+    int mode = attribute.orElse(COMPUTE_MODE_DEFAULT);
     if (mode == COMPUTE_MODE_PROHIBITED || mode == COMPUTE_MODE_EXCLUSIVE_PROCESS) {
       findings.add(
           Finding.warning(
@@ -183,6 +188,23 @@ final class GpuCheck {
                   + ")",
               "nvidia-smi -c DEFAULT, or MPS where processes share it"));
     }
+  }
+
+  /** Empty where the CUDA in use does not know the attribute. */
+  private static OptionalInt attribute(CudaDevice device, int attribute) {
+    try {
+      return OptionalInt.of(device.attribute(attribute));
+    } catch (CudaException e) {
+      if (e.errorCode() != CudartH.cudaErrorInvalidValue()) {
+        throw e;
+      }
+      return OptionalInt.empty();
+    }
+  }
+
+  private static String known(CudaDevice device, int attribute, IntFunction<String> text) {
+    OptionalInt value = attribute(device, attribute);
+    return value.isPresent() ? text.apply(value.getAsInt()) : "unknown";
   }
 
   /**

@@ -2,12 +2,15 @@ package io.ncclffm.device.doctor;
 
 import io.ncclffm.core.Backend;
 import io.ncclffm.core.LibraryVersion;
+import io.ncclffm.core.NativeLibraryException;
 import io.ncclffm.core.Nccl;
 import io.ncclffm.core.Versions;
+import io.ncclffm.core.internal.Library;
 import io.ncclffm.core.internal.NativeLibraries;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Locale;
+import java.util.Set;
 import java.util.function.Supplier;
 import org.jspecify.annotations.Nullable;
 
@@ -94,6 +97,42 @@ final class LibraryCheck {
       describe("shim", "shim", shim, findings);
       findings.add(
           Finding.ok("library.layouts", "the structs of the bindings are those of the shim"));
+    }
+    if (versions.backend() == Backend.CUDA) {
+      Set<String> others = NativeLibraries.ncclFiles();
+      others.remove(versions.nccl().file());
+      others.removeAll(versions.nccl().otherCopies());
+      if (!others.isEmpty()) {
+        findings.add(others(versions.nccl(), others));
+      }
+      findings.add(nvrtc());
+    }
+  }
+
+  private static Finding others(LibraryVersion nccl, Set<String> others) {
+    String seen = "libnccl: on this machine, too, and not in use: " + String.join(", ", others);
+    boolean named = nccl.origin().matches("-Dncclffm\\.nccl|NCCLFFM_NCCL");
+    return named
+        ? Finding.info("library.other", seen)
+        : Finding.warning(
+            "library.other",
+            seen,
+            "name the one that you mean with -Dncclffm.nccl=FILE: without it the first one that is"
+                + " found counts, or one that something else in the process has loaded before");
+  }
+
+  /** What compiles kernels of the user's own; nothing else needs it. */
+  private static Finding nvrtc() {
+    try {
+      Library nvrtc = NativeLibraries.requireNvrtc();
+      return Finding.ok("library.nvrtc", nvrtc.file() + " [" + nvrtc.origin() + "]");
+    } catch (NativeLibraryException e) {
+      String message = String.valueOf(e.getMessage());
+      int at = message.lastIndexOf(REMEDY);
+      return Finding.warning(
+          "library.nvrtc",
+          "no kernels are compiled at run time: " + message.substring(0, at),
+          message.substring(at + REMEDY.length()));
     }
   }
 

@@ -40,6 +40,10 @@ final class QueueReader {
       return other.done - done;
     }
 
+    boolean isIdle() {
+      return done == head;
+    }
+
     String state() {
       return name()
           + ": "
@@ -106,7 +110,7 @@ final class QueueReader {
           seen + "; " + lane.failure,
           "mend what the message names, then make a new queue: a lane fails for good");
     }
-    if (lane.done == lane.head) {
+    if (lane.isIdle()) {
       return Finding.ok("queue.idle", seen);
     }
     if (lane.launched - lane.done <= 0) {
@@ -150,6 +154,20 @@ final class QueueReader {
                   + early.name()
                   + (late.oldest == null ? "" : ", at " + late.oldest),
               "the rank of " + late.name() + " keeps the others waiting: look at that one"));
+    } else if (lane.isIdle() != other.isIdle()) {
+      Lane idle = lane.isIdle() ? lane : other;
+      Lane waiting = lane.isIdle() ? other : lane;
+      findings.add(
+          Finding.warning(
+              "queue.missing",
+              idle.name()
+                  + " has no task where "
+                  + waiting.name()
+                  + " has "
+                  + (waiting.oldest == null ? "one" : waiting.oldest),
+              "the rank of "
+                  + idle.name()
+                  + " has not appended it: look at where that rank stands"));
     } else if (lane.oldest != null && other.oldest != null && !lane.oldest.equals(other.oldest)) {
       findings.add(
           Finding.error(

@@ -10,6 +10,8 @@ import io.ncclffm.core.UnsupportedByLibraryException;
 import io.ncclffm.core.Versions;
 import io.ncclffm.device.DeviceCommunicator;
 import io.ncclffm.device.DeviceCommunicatorConfig;
+import io.ncclffm.device.FusedKernels;
+import io.ncclffm.device.LaunchChoice;
 import io.ncclffm.device.TaskQueue;
 import io.ncclffm.device.TaskQueueConfig;
 import io.ncclffm.device.TaskSymbol;
@@ -56,6 +58,7 @@ final class SelfTest {
       test.route("windows", provider, rank -> window(rank, provider));
       if (versions.shim() != null) {
         test.route("device", provider, rank -> device(rank, provider));
+        test.route("fused", provider, rank -> fused(rank, provider));
         test.route("task", provider, rank -> task(rank, provider));
       }
     }
@@ -124,6 +127,26 @@ final class SelfTest {
     }
   }
 
+  private static String fused(LocalWorld.Rank rank, LsaProvider provider) {
+    try (Data data = Data.of(rank);
+        DeviceCommunicator comm = deviceCommunicator(rank, provider)) {
+      float factor = sum(rank); // the root of factor * sum is the sum that the others give
+      return data.timed(
+          () ->
+              FusedKernels.scaleAllReduceSqrt(
+                  comm,
+                  data.send,
+                  0,
+                  data.recv,
+                  0,
+                  COUNT,
+                  factor,
+                  0,
+                  rank.stream(),
+                  LaunchChoice.AUTO));
+    }
+  }
+
   private static String task(LocalWorld.Rank rank, LsaProvider provider) {
     TaskQueueConfig config = TaskQueueConfig.builder().timeout(KERNEL_TIMEOUT).build();
     TaskSymbol symbol = TaskSymbol.of("doctor");
@@ -138,6 +161,11 @@ final class SelfTest {
             ticket.await(KERNEL_TIMEOUT);
           });
     }
+  }
+
+  /** Of what the ranks send: 1, 2 and so on. */
+  private static float sum(LocalWorld.Rank rank) {
+    return rank.size() * (rank.size() + 1) / 2f;
   }
 
   /**
@@ -172,7 +200,7 @@ final class SelfTest {
       }
       float[] sums = new float[COUNT];
       recv.copyTo(sums, rank.stream());
-      float want = rank.size() * (rank.size() + 1) / 2f;
+      float want = sum(rank);
       for (float got : sums) {
         if (got != want) {
           throw new IllegalStateException("wrong sum: " + got + " instead of " + want);

@@ -271,6 +271,14 @@ class DoctorChecksTest {
     assertEquals("queue.behind", last.id());
     assertTrue(last.seen().startsWith("snapshot 2, lane 0 is 2 tasks behind"), last::toString);
     assertTrue(last.seen().contains(task("f", 2).toString()), last::toString);
+    String idle = snapshot(4, 4, 4, null);
+    for (String text : List.of(ahead + idle, idle + ahead)) {
+      Finding missing = QueueReader.read(text).getLast();
+      assertEquals("queue.missing", missing.id(), text);
+      int rank = text.startsWith(idle) ? 1 : 2;
+      assertTrue(missing.seen().startsWith("snapshot " + rank + ", lane 0 has"), missing::toString);
+      assertTrue(missing.seen().contains(task("g", 4).toString()), missing::toString);
+    }
     assertTrue(
         ids(ahead + snapshot(5, 5, 4, task("h", 4))).endsWith("queue.disagree"),
         () -> ids(ahead + snapshot(5, 5, 4, task("h", 4))));

@@ -26,7 +26,7 @@ import static java.lang.foreign.MemoryLayout.PathElement.*;
  *     uint32_t parked;
  *     uint32_t reserved3[28];
  *     uint32_t failed;
- *     uint32_t reserved4;
+ *     uint32_t owned;
  *     uint64_t running[3];
  *     uint32_t reserved5[24];
  * }
@@ -51,7 +51,7 @@ public class ncclFfmTaskLane {
         ShimH.C_INT.withName("parked"),
         MemoryLayout.sequenceLayout(28, ShimH.C_INT).withName("reserved3"),
         ShimH.C_INT.withName("failed"),
-        ShimH.C_INT.withName("reserved4"),
+        ShimH.C_INT.withName("owned"),
         MemoryLayout.sequenceLayout(3, ShimH.C_LONG).withName("running"),
         MemoryLayout.sequenceLayout(24, ShimH.C_INT).withName("reserved5")
     ).withName("ncclFfmTaskLane");
@@ -679,48 +679,48 @@ public class ncclFfmTaskLane {
         struct.set(failed$LAYOUT, failed$OFFSET, fieldValue);
     }
 
-    private static final OfInt reserved4$LAYOUT = (OfInt)$LAYOUT.select(groupElement("reserved4"));
+    private static final OfInt owned$LAYOUT = (OfInt)$LAYOUT.select(groupElement("owned"));
 
     /**
      * Layout for field:
      * {@snippet lang=c :
-     * uint32_t reserved4
+     * uint32_t owned
      * }
      */
-    public static final OfInt reserved4$layout() {
-        return reserved4$LAYOUT;
+    public static final OfInt owned$layout() {
+        return owned$LAYOUT;
     }
 
-    private static final long reserved4$OFFSET = $LAYOUT.byteOffset(groupElement("reserved4"));
+    private static final long owned$OFFSET = $LAYOUT.byteOffset(groupElement("owned"));
 
     /**
      * Offset for field:
      * {@snippet lang=c :
-     * uint32_t reserved4
+     * uint32_t owned
      * }
      */
-    public static final long reserved4$offset() {
-        return reserved4$OFFSET;
+    public static final long owned$offset() {
+        return owned$OFFSET;
     }
 
     /**
      * Getter for field:
      * {@snippet lang=c :
-     * uint32_t reserved4
+     * uint32_t owned
      * }
      */
-    public static int reserved4(MemorySegment struct) {
-        return struct.get(reserved4$LAYOUT, reserved4$OFFSET);
+    public static int owned(MemorySegment struct) {
+        return struct.get(owned$LAYOUT, owned$OFFSET);
     }
 
     /**
      * Setter for field:
      * {@snippet lang=c :
-     * uint32_t reserved4
+     * uint32_t owned
      * }
      */
-    public static void reserved4(MemorySegment struct, int fieldValue) {
-        struct.set(reserved4$LAYOUT, reserved4$OFFSET, fieldValue);
+    public static void owned(MemorySegment struct, int fieldValue) {
+        struct.set(owned$LAYOUT, owned$OFFSET, fieldValue);
     }
 
     private static final SequenceLayout running$LAYOUT = (SequenceLayout)$LAYOUT.select(groupElement("running"));
