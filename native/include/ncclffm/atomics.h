@@ -265,6 +265,7 @@ NCCLFFM_DEVICE uint32_t fetchAddAcqRelGpu(uint32_t *address, uint32_t value) {
 }
 
 NCCLFFM_DEVICE uint64_t fetchAddAcqRelGpu(uint64_t *address, uint64_t value) {
+  NCCLFFM_AT_GPU_SCOPE(address);
   return __atomic_fetch_add(address, value, __ATOMIC_ACQ_REL);
 }
 

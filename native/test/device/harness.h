@@ -299,6 +299,7 @@ class World {
       for (int p = 0; p < nRanks; ++p) rank.peers[p] = ranks_[p].window.data();
       shared_.push_back(std::make_unique<SharedMemory>(rank.window.data(), bytes));
       shared_.push_back(std::make_unique<SharedMemory>(&rank.status, sizeof rank.status));
+      shared_.push_back(std::make_unique<SharedMemory>(&rank.hostSignal, sizeof rank.hostSignal));
       DevComm &comm = rank.comm;
       comm.magic = NCCLFFM_DEVCOMM_MAGIC;
       comm.version = NCCLFFM_ABI_VERSION;
