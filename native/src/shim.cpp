@@ -549,7 +549,7 @@ std::vector<ncclFfmLayout> makeLayouts() {
       FIELD(ncclFfmTaskLane, parked),
       FIELD(ncclFfmTaskLane, reserved3),
       FIELD(ncclFfmTaskLane, failed),
-      FIELD(ncclFfmTaskLane, reserved4),
+      FIELD(ncclFfmTaskLane, owned),
       FIELD(ncclFfmTaskLane, running),
       FIELD(ncclFfmTaskLane, reserved5),
       STRUCT(ncclFfmTaskShared),
