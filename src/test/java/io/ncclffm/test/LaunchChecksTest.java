@@ -14,9 +14,11 @@ import io.ncclffm.core.LocalWorld;
 import io.ncclffm.core.ReduceOp;
 import io.ncclffm.core.bindings.shim.ncclFfmDevComm;
 import io.ncclffm.core.bindings.shim.ncclLsa;
+import io.ncclffm.device.DeviceAlgorithm;
 import io.ncclffm.device.DeviceCommunicator;
 import io.ncclffm.device.DeviceCommunicatorConfig;
 import io.ncclffm.lsa.LsaException;
+import io.ncclffm.lsa.LsaProtocol;
 import io.ncclffm.lsa.LsaWindow;
 import java.lang.foreign.Arena;
 import java.lang.foreign.MemorySegment;
@@ -27,6 +29,8 @@ import java.util.concurrent.TimeUnit;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.function.Executable;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.ValueSource;
 
 /** What would be an illegal memory access of a kernel is an exception before the launch. */
 class LaunchChecksTest {
@@ -38,13 +42,18 @@ class LaunchChecksTest {
     TestRanks.assumeShim();
   }
 
-  @Test
-  void checkedLaunchesWork() {
+  @ParameterizedTest
+  @ValueSource(booleans = {false, true})
+  void checkedLaunchesWork(boolean chosen) {
+    DeviceCommunicatorConfig.Builder config = DeviceCommunicatorConfig.builder().checked(true);
+    if (chosen) {
+      config.protocol(LsaProtocol.SIMPLE).algorithm(DeviceAlgorithm.RING);
+    }
     try (LocalWorld world = TestRanks.open(2);
         RankBuffers x = RankBuffers.allocate(world, DataType.FLOAT32, 1000)) {
       world.run(
           r -> {
-            DeviceCommunicator comm = DeviceCommunicator.create(r.communicator(), CHECKED);
+            DeviceCommunicator comm = DeviceCommunicator.create(r.communicator(), config.build());
             float[] ones = new float[1000];
             Arrays.fill(ones, 1);
             x.of(r).copyFrom(ones, r.stream());

@@ -162,6 +162,7 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
   public static DeviceCommunicator create(
       Communicator communicator, DeviceCommunicatorConfig config) {
     NativeLibraries.requireShim();
+    // Before anything is made: what the environment says may be no protocol.
     int protocol = LaunchChoice.valueOf(config.protocol());
     int algorithm = DeviceAlgorithm.valueOf(config.algorithm());
     CudaDevice device = communicator.device();
@@ -203,9 +204,9 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
       DeviceCommunicator created =
           new DeviceCommunicator(
               communicator, resources, status.segment(), channels, stream, window, config);
-      created.fillStruct(config, pairs, status.deviceAddress());
       ncclFfmDevComm.protocol(created.struct, protocol);
       ncclFfmDevComm.algorithm(created.struct, algorithm);
+      created.fillStruct(config, pairs, status.deviceAddress());
       communicator.adopt(created);
       return created;
     } catch (RuntimeException e) {
