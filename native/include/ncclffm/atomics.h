@@ -281,6 +281,7 @@ NCCLFFM_DEVICE uint32_t compareAndSwapRelaxedGpu(uint32_t *address, uint32_t exp
 }
 
 NCCLFFM_DEVICE void minRelaxedGpu(uint64_t *address, uint64_t value) {
+  NCCLFFM_AT_GPU_SCOPE(address);
   uint64_t now = __atomic_load_n(address, __ATOMIC_RELAXED);
   NCCLFFM_STALL();
   while (value < now && !__atomic_compare_exchange_n(address, &now, value, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {

@@ -112,9 +112,11 @@ NCCLFFM_DEVICE ncclResult_t ncclTaskWait(const TaskQueue &queue, const Ticket &t
 
 // The only producer of a lane on this rank, where latency counts: it numbers its tasks itself and remembers what it has
 // waited for, so that an append is a fence and a few stores, and asks memory for nothing unless the ring is full of
-// what nobody waited for. It launches what it appends. While it lives, nobody else appends to the lane: who tries is
-// told ncclInvalidUsage, and so is a second one in result(). (Not if both begin at the same moment.) By a group; every
-// function is called by all of its threads with the same arguments.
+// what nobody waited for. It launches what it appends, and with it what was appended to the lane before. While it
+// lives, nobody else appends to the lane or reserves numbers there: who tries is told ncclInvalidUsage, and nothing has
+// happened, and so is a second producer in result(). (Not who tries at the moment at which a producer begins or ends:
+// the program keeps these apart.) By a group; every function, the destructor too, is called by all of its threads with
+// the same arguments. The queue must outlive it.
 template <class Coop>
 class LaneProducer {
  public:
@@ -126,12 +128,14 @@ class LaneProducer {
   // ncclSuccess, or why it cannot append anything.
   NCCLFFM_DEVICE ncclResult_t result() const { return result_; }
 
-  // Appends a task and launches it. What the lane has failed with, a later wait tells.
+  // Appends a task and launches it. ncclSuccess; ncclInvalidArgument, and nothing has happened; where the ring is full,
+  // what a wait for its oldest task ends with: ncclFfmQueueFull at the queue's deadline (the lane has failed), or what
+  // the lane has failed with. Else it is a later wait that tells what the lane has failed with.
   NCCLFFM_DEVICE ncclResult_t append(TaskSymbol symbol, int taskType, int datatype, int op, const void *sendbuff,
                                      void *recvbuff, size_t count, Ticket *ticket = nullptr, int root = 0,
                                      int source = 0);
 
-  // Waits for one of its tasks.
+  // Waits for one of its tasks, as ncclTaskWait does.
   NCCLFFM_DEVICE ncclResult_t wait(const Ticket &ticket);
 
  private:

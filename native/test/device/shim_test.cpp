@@ -578,6 +578,8 @@ void tableHasWhatWasFastest() {
           row.nGroups, static_cast<unsigned long long>(row.bytes), choice.protocol, choice.algorithm, row.protocol,
           row.algorithm);
   }
+  const Choice overPcie = choose(ncclFfmFunctionAllReduce, 0, 0, 8, 512 * kKiB, 16, ncclFfmPathPcie, false);
+  check(overPcie.protocol == ncclFfmProtocolSimple, "over PCIe: protocol %u", overPcie.protocol);
 }
 
 // A rank may take the short way for a small all-reduce (smallAllReduceBytes) while another asks the table.

@@ -285,7 +285,9 @@ void laneWithAProducerHasNoOther() {
     }
     TaskPlace named = TaskPlace::at({0, 5, 0, 0}), hurried;
     hurried.waits = false;
-    check(append(0, &named) == ncclInvalidUsage && append(0, &hurried) == ncclInvalidUsage, "an append beside it");
+    check(append(0, &named) == ncclInvalidUsage && append(0, &hurried) == ncclInvalidUsage &&
+              append(0, nullptr) == ncclInvalidUsage && ncclTaskReserve(queue, 0, 3, &ticket) == ncclInvalidUsage,
+          "an append beside it");
     check(append(1, nullptr) == ncclSuccess, "an append on another lane");
     ncclTaskLaunch(queue, {1, 0xffffffffu, 0, 0});
     check(producer.append("bad", 99, 0, 0, nullptr, nullptr, 0) == ncclInvalidArgument, "no task");
@@ -314,9 +316,22 @@ void laneWithAProducerHasNoOther() {
     check(producer.append("own", ncclFfmFunctionNone, 0, 0, nullptr, nullptr, 0, &ticket) == ncclSuccess &&
               ticket.sequence == 0 && producer.wait(ticket) == ncclSuccess,
           "a producer's own task, ticket %u", ticket.sequence);
+    // What is refused leaves no hole in the lane, even if it is launched.
+    Ticket refused = {};
+    check(ncclTaskAppend(queue, "other", ncclFfmFunctionNone, 0, 0, nullptr, nullptr, 0, 1, &refused) ==
+                  ncclInvalidUsage &&
+              ncclTaskLaunch(queue, refused) == ncclInvalidUsage && ncclTaskLaunch(queue) == ncclSuccess,
+          "a launch of a refused task");
+  }
+  {
+    LaneProducer<CoopThread> next(CoopThread(), queue, 1);
+    check(next.append("next", ncclFfmFunctionNone, 0, 0, nullptr, nullptr, 0, &ticket) == ncclSuccess &&
+              ticket.sequence == 1 && next.wait(ticket) == ncclSuccess,
+          "the next producer's task, ticket %u", ticket.sequence);
+    check(append(1, nullptr) == ncclInvalidUsage, "an append beside the next producer");
   }
   check(ncclTaskAppend(queue, "after", ncclFfmFunctionNone, 0, 0, nullptr, nullptr, 0, 1, &ticket) == ncclSuccess &&
-            ticket.sequence == 1,
+            ticket.sequence == 2,
         "a task after the producer's, ticket %u", ticket.sequence);
   ncclTaskLaunch(queue, ticket);
   check(ncclTaskWait(CoopThread(), queue, ticket) == ncclSuccess, "a task after the producer's");

@@ -241,7 +241,9 @@ void printed(const char *what, const Figures &fused, const Figures &other, int n
 void printTold(const Figures &fused, const Figures &other, int nRanks, size_t bytes) {
   const double least = barOf(nRanks, bytes, true), ratio = other.single / fused.told;
   char bar[32] = "";
-  if (least != 0) snprintf(bar, sizeof bar, " (bar %.1f %s)", least, ratio >= least ? "met" : "MISSED");
+  if (least != 0 && other.single != 0) {
+    snprintf(bar, sizeof bar, " (bar %.1f %s)", least, ratio >= least ? "met" : "MISSED");
+  }
   printf(
       "  single step, told by the kernel: fused %.2f, NCCL with cudaStreamSynchronize %.2f, ratio %.2f%s; NCCL told "
       "by its last kernel %.2f, ratio %.2f\n",

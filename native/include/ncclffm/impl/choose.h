@@ -52,17 +52,18 @@ NCCLFFM_DEVICE bool hasAlgorithm(uint32_t function, uint32_t algorithm, bool zer
   }
 }
 
-// The bytes of one rank for LL and one-shot to be the fastest, when so many groups share the work. Measured with 2, 4
-// and 8 ranks on one H200, by launches of up to 16 blocks and by a block in a running kernel; LL128 never was the
-// fastest there.
+// The bytes of one rank for LL and one-shot to be the fastest, when so many groups share the work. Measured by
+// all-reduces of 2, 4 and 8 ranks on one H200, in launches of up to 16 blocks and by a block in a running kernel; LL128
+// never was the fastest there.
 NCCLFFM_DEVICE uint64_t mostBytesOfLL(uint32_t path, int nRanks, int nGroups) {
   const uint32_t ofAGroup = nRanks <= 4 ? 16 << 10 : (64 << 10) / static_cast<uint32_t>(nRanks);
   return uint64_t{path == ncclFfmPathHostStaged ? ofAGroup / 2 : ofAGroup} * (static_cast<uint32_t>(nGroups) + 1);
 }
 
-// Likewise beyond it, for an all-reduce by LL in two shots to be faster than by Simple: with 8 ranks, not with 4.
-NCCLFFM_DEVICE uint64_t mostBytesOfLLInTwoShots(int nRanks, int nGroups) {
-  return nRanks <= 4 ? 0 : uint64_t{64 << 10} * (static_cast<uint32_t>(nGroups) + 1);
+// Likewise beyond it, for an all-reduce by LL in two shots to be faster than by Simple: with 8 ranks, not with 4. Not
+// over PCIe, where twice the bytes weigh more.
+NCCLFFM_DEVICE uint64_t mostBytesOfLLInTwoShots(uint32_t path, int nRanks, int nGroups) {
+  return nRanks <= 4 || path < ncclFfmPathNvLink ? 0 : uint64_t{64 << 10} * (static_cast<uint32_t>(nGroups) + 1);
 }
 
 // Likewise by Simple: times the square of the ranks, for one-shot to be faster than two shots.
@@ -88,7 +89,8 @@ NCCLFFM_DEVICE Choice choose(uint32_t function, uint32_t protocol, uint32_t algo
   const bool hasTwoShot = hasAlgorithm(function, ncclFfmAlgorithmTwoShot, zeroCopy);
   if (protocol == ncclFfmProtocolAuto) {
     const bool isInTwoShots = function == ncclFfmFunctionAllReduce && algorithm != ncclFfmAlgorithmOneShot &&
-                              algorithm != ncclFfmAlgorithmRing && bytes <= mostBytesOfLLInTwoShots(nRanks, nGroups);
+                              algorithm != ncclFfmAlgorithmRing &&
+                              bytes <= mostBytesOfLLInTwoShots(path, nRanks, nGroups);
     protocol = isSmall || isInTwoShots ? ncclFfmProtocolLL : ncclFfmProtocolSimple;
   }
   if (algorithm == ncclFfmAlgorithmAuto) {

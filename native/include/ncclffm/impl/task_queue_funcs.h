@@ -290,12 +290,14 @@ NCCLFFM_DEVICE ncclResult_t ncclTaskReserve(const TaskQueue &queue, uint32_t lan
   if (!isValid(queue) || lane >= queue.nLanes || n > kMostReserved) return ncclInvalidArgument;
   const ncclResult_t result = failureOfLane(queue, lane);
   if (result != ncclSuccess) return result;
+  if (loadRelaxedGpu(&queue.lanes[lane].owned) != 0) return ncclInvalidUsage;
   *first = {lane, fetchAddRelaxedGpu(&queue.lanes[lane].head, n), ncclSuccess, 1};
   return ncclSuccess;
 }
 
 NCCLFFM_DEVICE ncclResult_t ncclTaskLaunch(const TaskQueue &queue, const Ticket &ticket) {
   if (!isValid(queue) || ticket.lane >= queue.nLanes) return ncclInvalidArgument;
+  if (ticket.result != ncclSuccess) return static_cast<ncclResult_t>(ticket.result);  // it has no task
   raiseOnTheCircle(&queue.lanes[ticket.lane].launched, ticket.sequence + 1, ticket.sequence);
   return ncclSuccess;
 }
@@ -303,13 +305,16 @@ NCCLFFM_DEVICE ncclResult_t ncclTaskLaunch(const TaskQueue &queue, const Ticket 
 template <class Coop>
 NCCLFFM_DEVICE ncclResult_t ncclTaskLaunch(Coop coop, const TaskQueue &queue, const Ticket &ticket) {
   if (!isValid(queue) || ticket.lane >= queue.nLanes) return ncclInvalidArgument;
+  if (ticket.result != ncclSuccess) return static_cast<ncclResult_t>(ticket.result);
   if (coop.rank() == 0) ncclTaskLaunch(queue, ticket);
   reconverge(coop);
   return ncclSuccess;
 }
 
-// All that is numbered on a lane.
+// All that is numbered on a lane; a LaneProducer launches its tasks itself, and beside them there may be numbers that
+// were refused.
 NCCLFFM_DEVICE void launchAll(const TaskQueue &queue, uint32_t lane) {
+  if (loadRelaxedGpu(&queue.lanes[lane].owned) != 0) return;
   const uint32_t head = loadRelaxedGpu(&queue.lanes[lane].head);
   const uint32_t launched = loadRelaxedGpu(&queue.lanes[lane].launched);
   if (!isAtOrBeyond(launched, head)) raiseOnTheCircle(&queue.lanes[lane].launched, head, launched);
@@ -365,7 +370,10 @@ NCCLFFM_DEVICE LaneProducer<Coop>::LaneProducer(Coop coop, const TaskQueue &queu
     TaskLane &l = queue.lanes[lane];
     result = failureOfLane(queue, lane);
     if (result == ncclSuccess && compareAndSwapRelaxedGpu(&l.owned, 0, 1) != 0) result = ncclInvalidUsage;
-    numbers = static_cast<uint64_t>(loadAcquireGpu(&l.done)) << 32 | loadRelaxedGpu(&l.head);
+    fenceGpu();  // what the producer before has stored
+    acquireForSanitizer(&l.owned);
+    const uint32_t head = loadRelaxedGpu(&l.head);
+    numbers = static_cast<uint64_t>(loadAcquireGpu(&l.done)) << 32 | head;
   }
   result_ = static_cast<ncclResult_t>(coop_.syncBroadcast(result));
   numbers = coop_.syncBroadcast(numbers);
@@ -376,7 +384,9 @@ NCCLFFM_DEVICE LaneProducer<Coop>::LaneProducer(Coop coop, const TaskQueue &queu
 template <class Coop>
 NCCLFFM_DEVICE LaneProducer<Coop>::~LaneProducer() {
   coop_.sync();
-  if (result_ == ncclSuccess && coop_.rank() == 0) storeReleaseGpu(&queue_.lanes[lane_].owned, 0);
+  if (result_ != ncclSuccess || coop_.rank() != 0) return;
+  storeRelaxedGpu(&queue_.lanes[lane_].head, next_);  // not those that were refused
+  storeReleaseGpu(&queue_.lanes[lane_].owned, 0);
 }
 
 template <class Coop>

@@ -79,7 +79,8 @@ class TrainingTest {
     assertEquals(1 + Training.Route.values().length, drawn.size());
     double[] now = heights(LossPlot.draw(Map.of("now", alone.losses()))).get(0);
     for (double[] curve : drawn) {
-      assertArrayEquals(now, curve, 0.2); // of a drawing 360 high, with one decimal
+      assertArrayEquals(
+          now, curve, 1); // of a drawing 360 high; Math.exp may differ in its last bit
     }
   }
 

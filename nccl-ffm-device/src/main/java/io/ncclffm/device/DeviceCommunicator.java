@@ -1563,7 +1563,10 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
       }
       // A kernel that the device has ended tells nothing. After about 100 ms, and then every 200.
       if ((round & 4095) == 4095) {
-        ownStream.isDone();
+        synchronized (lock) { // an abort closes the stream
+          checkOpen(AWAIT);
+          ownStream.isDone();
+        }
       }
       Backoff.pause(round, deadline, AWAIT + " on ", communicator);
     }

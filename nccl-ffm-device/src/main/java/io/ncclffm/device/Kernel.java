@@ -94,7 +94,10 @@ public final class Kernel {
    * GPU share them.
    *
    * @param threads of a block
-   * @param sharedBytes dynamic shared memory of a block
+   * @param sharedBytes dynamic shared memory of a block; more than 48 KiB only after {@link
+   *     KernelLaunch#sharedBytes} has asked for it
+   * @throws IllegalStateException if the module is closed
+   * @throws CudaException if CUDA cannot tell
    */
   public int residentBlocks(int threads, int sharedBytes) {
     long use = module.beginUse(name);

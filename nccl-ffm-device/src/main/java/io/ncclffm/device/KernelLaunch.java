@@ -234,7 +234,7 @@ public final class KernelLaunch {
         if (resident < 0) {
           resident = kernel.residentBlocks((int) threads, sharedBytes);
         }
-        if (blocks * comm.ranksPerDevice() > resident) {
+        if (blocks > resident / comm.ranksPerDevice()) {
           throw new IllegalArgumentException(
               operation
                   + ": "

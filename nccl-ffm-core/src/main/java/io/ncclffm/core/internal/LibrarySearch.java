@@ -12,6 +12,7 @@ import java.net.URLConnection;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.DirectoryStream;
 import java.nio.file.Files;
+import java.nio.file.InvalidPathException;
 import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.List;
@@ -124,7 +125,10 @@ final class LibrarySearch {
     List<Path> folders = packageFolders();
     @Nullable String path = System.getenv("LD_LIBRARY_PATH");
     if (path != null) {
-      Stream.of(path.split("[:;]")).filter(s -> !s.isEmpty()).map(Path::of).forEach(folders::add);
+      Stream.of(path.split("[:;]"))
+          .filter(s -> !s.isEmpty())
+          .flatMap(LibrarySearch::path)
+          .forEach(folders::add);
     }
     for (Path folder : folders) {
       sonames.forEach(soname -> candidates.add(folder.resolve(soname)));
@@ -140,6 +144,15 @@ final class LibrarySearch {
     return files;
   }
 
+  /** None if the name cannot be said in this JVM's encoding. */
+  private static Stream<Path> path(String name) {
+    try {
+      return Stream.of(Path.of(name));
+    } catch (InvalidPathException e) {
+      return Stream.empty();
+    }
+  }
+
   /** The cache has the names as they are, each with a zero behind it. */
   private List<Path> cached(Path cache) {
     List<Path> files = new ArrayList<>();
@@ -147,7 +160,7 @@ final class LibrarySearch {
       Pattern name = Pattern.compile("/[^\\x00]*/" + Pattern.quote(filePrefix) + "[^\\x00/]*");
       Matcher found = name.matcher(Files.readString(cache, StandardCharsets.ISO_8859_1));
       while (found.find()) {
-        files.add(Path.of(found.group()));
+        path(found.group()).forEach(files::add);
       }
     } catch (IOException e) {
       return files; // a system without it
