@@ -32,6 +32,11 @@ Effort effortInKernel(size_t bytes) {
 }
 constexpr size_t kLarge = 4 << 20;  // bytes beyond which no way by one-shot is measured
 
+// Of a launch, and of a kernel. Ranks that share a GPU leave each other room; links want more.
+int mostBlocks() {
+  return gpus > 1 ? 64 : kChannels;
+}
+
 // Every rank's send buffer, as checkSums expects it.
 constexpr uint64_t kFilled = 1;
 
@@ -368,10 +373,13 @@ void measureFunctions(int nRanks) {
 }
 
 void measure(int nRanks) {
-  World world(nRanks, 20000 * kMs, kMaxCount, [](const Rank &rank) {
-    loopKernel<<<1, 32, 0, rank.stream>>>(rank.comm, nullptr, nullptr, 0, 0, nullptr);
-    floorKernel<<<1, 32, 0, rank.stream>>>(nullptr, 0, 0, nullptr, nullptr, 0, 0, 0, nullptr);
-  });
+  World world(
+      nRanks, 20000 * kMs, kMaxCount,
+      [](const Rank &rank) {
+        loopKernel<<<1, 32, 0, rank.stream>>>(rank.comm, nullptr, nullptr, 0, 0, nullptr);
+        floorKernel<<<1, 32, 0, rank.stream>>>(nullptr, 0, 0, nullptr, nullptr, 0, 0, 0, nullptr);
+      },
+      mostBlocks());
   Communicators communicators(world);
   world.fill(kFilled, 0, kMaxCount);
   world.onEach([&](Rank &rank, int r) {
@@ -411,8 +419,8 @@ void measure(int nRanks) {
       if (strcmp(way.name, "zero-copy") == 0 || (bytes < 65536 && way.algorithm == 3)) continue;
       if (bytes > kLarge && way.algorithm == 1) continue;
       std::vector<double> bestShape;
-      for (int blocks : {1, 4, 16}) {
-        if (bytes / blocks < 512 && blocks > 1) continue;
+      for (int blocks : {1, 4, 16, 64}) {
+        if (blocks > mostBlocks() || (bytes / blocks < 512 && blocks > 1)) continue;
         if (bytes >= 65536 && blocks < 4) continue;
         if (bytes > kLarge && blocks < 16) continue;
         for (int threads : {128, 512}) {
@@ -426,12 +434,12 @@ void measure(int nRanks) {
       if (way.protocol == 0) best[bytes] = median(bestShape);
     }
   }
-  printf("one launch each, 16 blocks at most: bytes, way\n");
+  printf("one launch each, %d blocks at most: bytes, way\n", mostBlocks());
   double zeroCopy = 0;
   for (size_t bytes : {4096u, 65536u, 262144u, 524288u, 1u << 20, 4u << 20, 16u << 20, 64u << 20, 256u << 20}) {
     for (const Way &way : kWays) {
       if (bytes > kLarge && way.algorithm == 1) continue;
-      const double us = oneLaunch(world, bytes, way, bytes < 65536 ? 0 : 16);
+      const double us = oneLaunch(world, bytes, way, bytes < 65536 ? 0 : bytes <= (1 << 20) ? 16 : mostBlocks());
       printf("%10zu %-16s %10.2f\n", bytes, way.name, us);
       if (strcmp(way.name, "zero-copy") == 0 && bytes == (64 << 20)) zeroCopy = us;
     }

@@ -5,8 +5,12 @@ import java.util.List;
 import java.util.Locale;
 import java.util.Map;
 import java.util.TreeMap;
+import java.util.stream.Stream;
 
-/** What the library promises of its speed on one H200, against the rows of a run. */
+/**
+ * What the library promises of its speed on H200s, against the rows of a run: of ranks that share
+ * one, or of one rank on each of several.
+ */
 final class Bars {
   private static final int KI = 1 << 10;
   private static final int MI = 1 << 20;
@@ -29,23 +33,27 @@ final class Bars {
   private final List<Row> rows;
   private final List<Bar> bars = new ArrayList<>();
 
-  private Bars(List<Row> rows) {
+  private Bars(List<Row> rows, int devices) {
     this.rows = rows;
-    synchronousRoute();
-    taskRoute();
-    fusedRoute();
+    if (devices == 1) {
+      synchronousRoute();
+      taskRoute();
+      fusedRoute();
+    } else {
+      severalGpus(devices);
+    }
     java();
   }
 
-  static List<Bar> of(List<Row> rows) {
-    return new Bars(rows).bars;
+  static List<Bar> of(List<Row> rows, int devices) {
+    return new Bars(rows, devices).bars;
   }
 
   /** A table, and another of what the device library's own choices cost against the best ones. */
-  static String toMarkdown(List<Row> rows) {
+  static String toMarkdown(List<Row> rows, int devices) {
     StringBuilder text = new StringBuilder("| bar | ranks | bound | measured | |\n");
     text.append("|---|---|---|---|---|\n");
-    for (Bar bar : of(rows)) {
+    for (Bar bar : of(rows, devices)) {
       String measured =
           Double.isNaN(bar.figure) ? "" : String.format(Locale.ROOT, "%.2f", bar.figure);
       text.append(
@@ -144,6 +152,52 @@ final class Bars {
         atMost("1 MiB misaligned / aligned, " + route, n, 1.3, ratio);
       }
     }
+  }
+
+  /** One rank a GPU: 2 and 8 ranks have bars, on machines with so many. */
+  private void severalGpus(int devices) {
+    String all = "allReduce";
+    if (devices >= 2) {
+      double us = c("in kernel", all, 2, 4 * KI);
+      atMost("in a kernel, all-reduce of 4 KiB, us", 2, 1.3, us);
+      double host = c("host, device_route", all, 2, 4 * KI);
+      atLeast("... times faster than ncclAllReduce", 2, 6, host / us);
+      atMost("in a kernel, 64 KiB, us", 2, 1.6, c("in kernel", all, 2, 64 * KI));
+      fusedSteps(2, 3.3, 2);
+      double best = best(2, 64 * MI, "device", "device zero-copy");
+      atMost("64 MiB / NCCL's best host route", 2, 0.85, best / bestOfNccl(2, 64 * MI));
+    }
+    if (devices >= 8) {
+      atMost("in a kernel, all-reduce of 4 KiB, us", 8, 4, c("in kernel", all, 8, 4 * KI));
+      fusedSteps(8, 1.5, 0);
+      double best = best(8, 256 * MI, "device", "device zero-copy");
+      atLeast("256 MiB, bandwidth / NCCL's best", 8, 0.9, bestOfNccl(8, 256 * MI) / best);
+    }
+  }
+
+  /** Up to 64 KiB; a bound of 0 is none. */
+  private void fusedSteps(int n, double backToBack, double single) {
+    for (int bytes : new int[] {4 * KI, 16 * KI, 64 * KI}) {
+      double ratio = c("host", STEP, n, bytes) / c("fused", STEP, n, bytes);
+      atLeast("fused, " + bytes / KI + " KiB, times faster", n, backToBack, ratio);
+      if (single != 0) {
+        String step = "single " + STEP;
+        ratio = c("host", step, n, bytes) / c("fused", step, n, bytes);
+        atLeast("... a single step, times faster", n, single, ratio);
+      }
+    }
+  }
+
+  private double bestOfNccl(int n, long bytes) {
+    return best(n, bytes, "host, device_route", "host-symmetric, device_route");
+  }
+
+  private double best(int n, long bytes, String... routes) {
+    return Stream.of(routes)
+        .mapToDouble(route -> c(route, "allReduce", n, bytes))
+        .filter(us -> !Double.isNaN(us))
+        .min()
+        .orElse(Double.NaN);
   }
 
   private void taskRoute() {

@@ -59,6 +59,7 @@ public final class Bench {
   private final Map<String, String> libraries = new TreeMap<>();
   private final Path temporary;
   private Path folder;
+  private int devices = 1;
   private boolean failed;
 
   private Bench(Path programs, Path folder, boolean quick) throws IOException {
@@ -108,7 +109,9 @@ public final class Bench {
             + ", NCCL_MAX_CTAS 8, 4 with 8 ranks and in task_cuda_test");
     machine();
     clocks("before");
-    folder = free(folder, backend.equals("cpu") ? "cpu" : told.get("device"));
+    devices = Integer.parseInt(told.get("devices"));
+    String device = told.get("device") + (devices == 1 ? "" : " x" + devices);
+    folder = free(folder, backend.equals("cpu") ? "cpu" : device);
     Files.createDirectories(folder);
     plan(backend.equals("cuda"));
     for (int round = 1; round <= (quick ? 1 : FORKS); round++) {
@@ -225,20 +228,22 @@ public final class Bench {
     }
     int[] several = {2, 4, 8};
     if (cuda) {
-      program("task_cuda_test", "task_cuda_test", 8, false, "1", "0", "cs");
+      String gpus = Integer.toString(devices);
+      program("task_cuda_test", "task_cuda_test", 8, false, gpus, "0", "cs");
       for (int n : several) {
-        program("device_route-" + n, "device_route", n, false, "1", Integer.toString(n));
+        program("device_route-" + n, "device_route", n, false, gpus, Integer.toString(n));
       }
       for (int n : several) {
         String ranks = Integer.toString(n);
-        program("functions-" + n, "device_route", n, false, "1", ranks, "functions");
+        program("functions-" + n, "device_route", n, false, gpus, ranks, "functions");
       }
     }
     world(4);
     world(8);
     if (cuda) {
       for (int n : several) {
-        program("fused_route-" + n, "fused_route", n, false, "1", Integer.toString(n));
+        String gpus = Integer.toString(devices);
+        program("fused_route-" + n, "fused_route", n, false, gpus, Integer.toString(n));
       }
     }
     world(1);
@@ -287,9 +292,9 @@ public final class Bench {
     work.add(new Work(name, command, environment, again));
   }
 
-  private static Map<String, String> sharing(int ranks) {
+  private Map<String, String> sharing(int ranks) {
     Map<String, String> environment = new TreeMap<>();
-    if (ranks > 1) {
+    if (ranks > devices) {
       environment.putAll(SHARING);
       environment.put("NCCL_MAX_CTAS", ranks >= 8 ? "4" : "8");
     }

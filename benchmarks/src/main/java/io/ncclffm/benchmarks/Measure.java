@@ -88,6 +88,7 @@ public final class Measure {
     Map<String, Object> facts = new LinkedHashMap<>();
     facts.put("backend", backend());
     facts.put("device", new CudaDevice(0).name());
+    facts.put("devices", CudaDevice.count());
     facts.put("libnccl", versions.nccl().file());
     facts.put("libcudart", versions.cudart().file());
     facts.put("versions", versions.toString().replaceAll("\\s+", " "));

@@ -120,6 +120,15 @@ record Results(String command, List<String> facts, List<Row> rows) {
     return type.cast(value);
   }
 
+  /** GPUs of the machine, as {@link Bench} has written down; 1 if it has not. */
+  private int devices() {
+    return facts.stream()
+        .filter(fact -> fact.startsWith("devices: "))
+        .mapToInt(fact -> Integer.parseInt(fact.substring("devices: ".length())))
+        .findFirst()
+        .orElse(1);
+  }
+
   String toMarkdown() {
     StringBuilder text = new StringBuilder("# Benchmarks\n\n```\n" + command + "\n```\n\n");
     facts.forEach(fact -> text.append("- ").append(fact).append('\n'));
@@ -127,7 +136,7 @@ record Results(String command, List<String> facts, List<Row> rows) {
       text.append("\nRows of the backend cpu say nothing about a GPU.\n");
     }
     if (rows.stream().anyMatch(row -> row.backend().equals("cuda"))) {
-      text.append("\n## Bars\n\n").append(Bars.toMarkdown(rows));
+      text.append("\n## Bars\n\n").append(Bars.toMarkdown(rows, devices()));
     }
     text.append("\n## Rows\n");
     text.append(

@@ -10,7 +10,11 @@ import org.junit.jupiter.api.Test;
 /** What the bars say of the rows of a run, and what task_cuda_test prints. */
 class BarsTest {
   private static String verdict(List<Row> rows, String what, int ranks) {
-    return Bars.of(rows).stream()
+    return verdict(rows, 1, what, ranks);
+  }
+
+  private static String verdict(List<Row> rows, int devices, String what, int ranks) {
+    return Bars.of(rows, devices).stream()
         .filter(bar -> bar.what().equals(what) && bar.ranks() == ranks)
         .map(bar -> bar.verdict())
         .reduce((a, b) -> a + " and " + b)
@@ -36,6 +40,26 @@ class BarsTest {
   }
 
   @Test
+  void oneRankAGpuHasBarsOfItsOwn() {
+    String what = "in a kernel, all-reduce of 4 KiB, us";
+    String route = "64 MiB / NCCL's best host route";
+    List<Row> run =
+        rows(
+            "c|in kernel|allReduce|2|4096|us|1.2",
+            "c|host, device_route|allReduce|2|67108864|us|250",
+            "c|host-symmetric, device_route|allReduce|2|67108864|us|280",
+            "c|device zero-copy|allReduce|2|67108864|us|212",
+            "c|device|allReduce|2|67108864|us|400");
+    assertEquals("met", verdict(run, 2, what, 2));
+    assertEquals("MISSED", verdict(run, 1, what, 2));
+    assertEquals("met", verdict(run, 2, route, 2));
+    assertEquals("met", verdict(run, 8, route, 2));
+    assertEquals("not measured", verdict(run, 8, "256 MiB, bandwidth / NCCL's best", 8));
+    assertTrue(
+        Bars.of(run, 2).stream().noneMatch(bar -> bar.ranks() == 8 && bar.what().equals(what)));
+  }
+
+  @Test
   void javaIsHeldAgainstItsTwin() {
     String twin = "c|host|launch allReduce|2|64|us|5";
     String what = "launch of ncclAllReduce, Java / C";
@@ -54,7 +78,7 @@ class BarsTest {
             "java|device LL RING|allReduce|2|64|us|7",
             "java|device LL ONE_SHOT|allReduce|2|64|us|5",
             "java|device window|allReduce|2|64|us|1");
-    String text = Bars.toMarkdown(run);
+    String text = Bars.toMarkdown(run, 1);
     assertTrue(text.contains("| 2 | 64 | 6.00 | LL ONE_SHOT | 5.00 | 1.20 |"), text);
   }
 
