@@ -9,13 +9,14 @@
 
 namespace ncclffm {
 
-// The slots of LL that the two ranks of a communicator write for each other on a channel, in the first half of the
-// window; the second half is secondHalf bytes further on. And where this rank tells the other that it has begun.
-struct SlotsOfTwo {
-  char *out;
-  const char *in;
+// Where a rank writes its lines of LL on a channel, and where it finds those of the others: in the first half of the
+// window; the second half is secondHalf bytes further on. And where it tells that it has begun. `out` and `begun` are
+// offsets in the window of every peer; of a communicator of two ranks, which has but one, they are addresses.
+struct SmallSlots {
+  uint64_t out;
+  const char *in;  // of rank 0, the others' after it; of two ranks, the other's
   uint64_t secondHalf;
-  Letter *begun;  // two
+  uint64_t begun;  // two letters
 };
 
 // Holds a channel for a group of threads while it lives; several collectives may be called on it one after the other,
@@ -46,8 +47,7 @@ class ChannelSession {
   NCCLFFM_DEVICE void setTask(uint32_t taskHash) { taskHash_ = taskHash; }
   // The longest all-reduce, in bytes, that the library makes by LL and one-shot, in one exchange.
   NCCLFFM_DEVICE uint32_t smallBytes() const { return smallBytes_; }
-  // Of a communicator of two ranks.
-  NCCLFFM_DEVICE const SlotsOfTwo &slotsOfTwo() const { return slotsOfTwo_; }
+  NCCLFFM_DEVICE const SmallSlots &smallSlots() const { return smallSlots_; }
 
   // For protocols: starts the next exchange of a call with this hash. Called by all threads, who agree on how many
   // exchanges there are.
@@ -90,7 +90,7 @@ class ChannelSession {
   ncclResult_t result_;
   uint32_t taskHash_ = 0;
   uint32_t smallBytes_ = 0;
-  SlotsOfTwo slotsOfTwo_ = {};
+  SmallSlots smallSlots_ = {};
   bool held_ = false;
 };
 

@@ -236,6 +236,30 @@ void offsetsOfZeroCopyThatDifferAreToldApart() {
   for (const auto &window : windows) check(window[100] == 1.0f && window[200] == 1.0f, "a refused call wrote");
 }
 
+// Small all-reduces on a session, by the short way of so many ranks: one rank's has two elements more.
+void shortWayTellsRanksThatDisagree(int nRanks) {
+  constexpr int kOdd = 1, kChannel = 2;
+  World world(nRanks, kChannels, kSlotBytes, expectFailure ? kTimeoutNs : 20000 * kMs);
+  inThreads(nRanks, [&](int rank) {
+    std::vector<double> buffer(20, 1.0);
+    ChannelSession<CoopThread> session(CoopThread(), world.comm(rank), kChannel, ncclFfmFunctionAllReduce);
+    auto allReduceOf = [&](size_t count) {
+      return ncclDevAllReduce(session, buffer.data(), buffer.data(), count, ncclFloat64, ncclSum);
+    };
+    const ncclResult_t good = allReduceOf(20);
+    check(good == ncclSuccess && buffer[19] == nRanks, "%d ranks, a small all-reduce: %d", nRanks, good);
+    const ncclResult_t result = allReduceOf(rank == kOdd ? 12 : 10);
+    check(result == ncclInvalidUsage, "%d ranks, rank %d of other counts: result %d, not ncclInvalidUsage", nRanks,
+          rank, result);
+  });
+  for (int rank = 0; rank < nRanks; ++rank) {
+    const Status s = world.status(rank);
+    check(s.code == ncclInvalidUsage && (rank == kOdd ? s.peer != kOdd : s.peer == kOdd) && s.epoch == 2,
+          "%d ranks, rank %d of other counts: status code %u, peer %d, epoch %u", nRanks, rank, s.code, s.peer,
+          s.epoch);
+  }
+}
+
 // A session whose ring did not come to pass knows that its communicator has failed.
 void sessionFailsWithItsRing() {
   World world(2, kChannels, kSlotBytes, kTimeoutNs);
@@ -673,6 +697,7 @@ int main(int argc, char **argv) {
   peerThatDoesNotComeToABlockOfAGridIsNamed();
   twoGridsAtATime();
   rankThatDiesInTheMiddleIsNamed();
+  for (int nRanks : {2, 3, 5, 8}) shortWayTellsRanksThatDisagree(nRanks);
   sessionFailsWithItsRing();
   ranksThatNeverArriveAreNamed();
   return report("failure_test");

@@ -73,13 +73,14 @@ NCCLFFM_DEVICE ChannelSession<Coop>::ChannelSession(Coop coop, const DevComm &co
   result_ = take(coop_, comm_, &comm_.channels[channel].state, site_);
   held_ = result_ == ncclSuccess;
   smallBytes_ = smallAllReduceBytes(comm);
-  if (comm.nRanks == 2) {
-    const int other = 1 - comm.rank;
-    slotsOfTwo_ = {slotOf(comm, Traffic::kCollective, ncclFfmProtocolLL, other, channel, 0, comm.rank),
-                   slotOf(comm, Traffic::kCollective, ncclFfmProtocolLL, comm.rank, channel, 0, other),
-                   holds(Rule::kDoubleBuffer) ? uint64_t{2} * comm.slotBytes : 0,
-                   mailboxOf(comm, other, channel, comm.rank)->begun};
-  }
+  const bool two = comm.nRanks == 2;
+  const int other = two ? 1 - comm.rank : 0;
+  const uint64_t base = two ? reinterpret_cast<uintptr_t>(loadPeer(comm.peers, other)) : 0;
+  const uint64_t mailbox = static_cast<uint64_t>(channel) * comm.nRanks + comm.rank;
+  smallSlots_ = {base + slotOffset(comm, Traffic::kCollective, ncclFfmProtocolLL, channel, 0, comm.rank),
+                 slotOf(comm, Traffic::kCollective, ncclFfmProtocolLL, comm.rank, channel, 0, other),
+                 holds(Rule::kDoubleBuffer) ? static_cast<uint64_t>(comm.nRanks) * comm.slotBytes : 0,
+                 base + mailbox * sizeof(Mailbox) + offsetof(Mailbox, begun)};
 }
 
 template <class Coop>

@@ -156,9 +156,10 @@ NCCLFFM_DEVICE ncclResult_t allReduceOfTwo(ChannelSession<Coop> &session, const 
   const uint32_t first = session.coop().rank(), groupSize = session.coop().size();
   session.beginExchange(hash);
   const uint32_t flag = flagOf(session.site());
-  const uint64_t half = session.site().epoch % 2 == 0 ? 0 : session.slotsOfTwo().secondHalf;
-  char *outSlot = session.slotsOfTwo().out + half;
-  const char *inSlot = session.slotsOfTwo().in + half;
+  const SmallSlots &slots = session.smallSlots();
+  const uint64_t half = session.site().epoch % 2 == 0 ? 0 : slots.secondHalf;
+  char *outSlot = reinterpret_cast<char *>(slots.out + half);
+  const char *inSlot = slots.in + half;
   uint64_t firstWord = 0;
   for (uint32_t i = first; i < words; i += groupSize) {
     const uint64_t word[LL::kWords] = {loadAs<uint64_t>(in + i * 8)};
@@ -166,7 +167,9 @@ NCCLFFM_DEVICE ncclResult_t allReduceOfTwo(ChannelSession<Coop> &session, const 
     LL::put(outSlot, i, word, flag);
   }
   tell(session.site().epoch);
-  if (first == 0) storeRelaxedSys(session.slotsOfTwo().begun + session.site().epoch % 2, makeLetter(session.site()));
+  if (first == 0) {
+    storeRelaxedSys(reinterpret_cast<Letter *>(slots.begun) + session.site().epoch % 2, makeLetter(session.site()));
+  }
   auto letterOf = [&](int peer) { return session.begun(peer); };
   ncclResult_t result = ncclSuccess;
   for (uint32_t i = first; i < words && result == ncclSuccess; i += groupSize) {
@@ -177,6 +180,76 @@ NCCLFFM_DEVICE ncclResult_t allReduceOfTwo(ChannelSession<Coop> &session, const 
     sum.start(comm.rank == 0 ? own : theirs[0]);
     sum.add(comm.rank == 0 ? theirs[0] : own, op);
     if (result == ncclSuccess) storeAs(out + i * 8, sum.finish(op, 2));
+  }
+  return session.endExchange(result);
+}
+
+constexpr int kFewRanks = 8;
+
+// The same of 3 to kFewRanks ranks, with the lines of all peers on their way at once.
+template <class T, class Coop, class Tell>
+NCCLFFM_DEVICE ncclResult_t allReduceOfFew(ChannelSession<Coop> &session, const char *in, char *out, uint32_t words,
+                                           int op, uint32_t hash, Tell tell) {
+  const DevComm &comm = session.comm();
+  const int n = comm.nRanks, self = comm.rank;
+  const uint32_t first = session.coop().rank(), groupSize = session.coop().size();
+  session.beginExchange(hash);
+  const uint32_t flag = flagOf(session.site());
+  const SmallSlots &slots = session.smallSlots();
+  const uint64_t half = session.site().epoch % 2 == 0 ? 0 : slots.secondHalf;
+  char *outSlot[kFewRanks - 1] = {};
+  NCCLFFM_UNROLL
+  for (int k = 0; k < kFewRanks - 1; ++k) {
+    const int peer = self + 1 + k < n ? self + 1 + k : self + 1 + k - n;
+    if (k + 1 < n) outSlot[k] = loadPeer(comm.peers, peer) + slots.out + half;
+  }
+  uint64_t firstWord = 0;
+  for (uint32_t i = first; i < words; i += groupSize) {
+    const uint64_t word[LL::kWords] = {loadAs<uint64_t>(in + i * 8)};
+    if (i == first) firstWord = word[0];
+    NCCLFFM_UNROLL
+    for (int k = 0; k < kFewRanks - 1; ++k) {
+      if (k + 1 < n) LL::put(outSlot[k], i, word, flag);
+    }
+  }
+  tell(session.site().epoch);
+  for (int peer = static_cast<int>(first); peer < n; peer += static_cast<int>(groupSize)) {
+    if (peer == self) continue;
+    Letter *begun = reinterpret_cast<Letter *>(loadPeer(comm.peers, peer) + slots.begun);
+    storeRelaxedSys(begun + session.site().epoch % 2, makeLetter(session.site()));
+  }
+  const char *inSlot = slots.in + half;
+  auto letterOf = [&](int peer) { return session.begun(peer); };
+  ncclResult_t result = ncclSuccess;
+  for (uint32_t i = first; i < words && result == ncclSuccess; i += groupSize) {
+    const uint64_t own = i == first ? firstWord : loadAs<uint64_t>(in + i * 8);
+    LL::Line line[kFewRanks] = {};
+    auto isMissing = [&](int k) { return k < n && k != self && !LL::isComplete(line[k], i, flag); };
+    result = waitFor(Alone(), comm, session.site(), letterOf, [&] {
+      NCCLFFM_UNROLL
+      for (int k = 0; k < kFewRanks; ++k) {
+        if (isMissing(k)) line[k] = LL::poll(inSlot + static_cast<uint64_t>(k) * comm.slotBytes, i);
+      }
+      int missing = kNobody;
+      NCCLFFM_UNROLL
+      for (int k = kFewRanks - 1; k >= 0; --k) {
+        if (isMissing(k)) missing = k;
+      }
+      return missing;
+    });
+    WordReducer<T> sum;
+    NCCLFFM_UNROLL
+    for (int k = 0; k < kFewRanks; ++k) {
+      uint64_t word[LL::kWords];
+      LL::unpack(line[k], word);
+      if (k == self) word[0] = own;
+      if (k == 0) {
+        sum.start(word[0]);
+      } else if (k < n) {
+        sum.add(word[0], op);
+      }
+    }
+    if (result == ncclSuccess) storeAs(out + i * 8, sum.finish(op, n));
   }
   return session.endExchange(result);
 }
@@ -192,8 +265,10 @@ NCCLFFM_DEVICE ncclResult_t smallAllReduce(ChannelSession<Coop> &session, const 
   const char *in = static_cast<const char *>(call.sendbuff);
   char *out = static_cast<char *>(call.recvbuff);
   const uint64_t misaligned = reinterpret_cast<uintptr_t>(in) | reinterpret_cast<uintptr_t>(out) | bytes;
-  if (comm.nRanks == 2 && misaligned % 8 == 0) {
-    return allReduceOfTwo<T>(session, in, out, static_cast<uint32_t>(bytes / 8), call.op, hash, tell);
+  if (misaligned % 8 == 0 && comm.nRanks > 1 && comm.nRanks <= kFewRanks) {
+    const uint32_t words = static_cast<uint32_t>(bytes / 8);
+    return comm.nRanks == 2 ? allReduceOfTwo<T>(session, in, out, words, call.op, hash, tell)
+                            : allReduceOfFew<T>(session, in, out, words, call.op, hash, tell);
   }
   return runStepOfLines<LL, T>(session, stepOf(comm, call, buffersOf(call, {0, call.count}, sizeof(T)), 0),
                                {call.op, comm.nRanks, sizeof(T), hash}, Identity(), Identity(), tell);
