@@ -92,7 +92,8 @@ constexpr uint32_t kMostReserved = 1u << 30;
 // must all be appended. By one thread.
 NCCLFFM_DEVICE ncclResult_t ncclTaskReserve(const TaskQueue &queue, uint32_t lane, uint32_t n, Ticket *first);
 
-// Lets the scheduler run the lane up to this task. By one thread.
+// Lets the scheduler run the lane up to this task. A ticket whose append has failed has none: nothing happens, and what
+// the append ended with is returned. By one thread.
 NCCLFFM_DEVICE ncclResult_t ncclTaskLaunch(const TaskQueue &queue, const Ticket &ticket);
 // The same by a group, whose warps then go on as one (an `if` around the call above may leave a warp in two parts).
 template <class Coop>
