@@ -71,6 +71,9 @@ final class StoreServer implements AutoCloseable {
   /** Ranks that have not said that they have the id. */
   private final BitSet waiting = new BitSet();
 
+  /** Until the thread that accepts has seen the close. */
+  private boolean accepting = true;
+
   private final TreeMap<Integer, String> left = new TreeMap<>();
   private final Deque<String> refusals = new ArrayDeque<>();
   private int unproven;
@@ -102,7 +105,6 @@ final class StoreServer implements AutoCloseable {
       try {
         ServerSocket listener = bind(address, ranks.size());
         StoreServer server = new StoreServer(listener, ranks, secret, limits, deadline);
-        // Not virtual: a close leaves the port open until a virtual thread in accept has run again.
         Thread.ofPlatform().daemon().name("ncclffm-bootstrap-accept").start(server::accept);
         return server;
       } catch (IOException e) {
@@ -274,14 +276,27 @@ final class StoreServer implements AutoCloseable {
   }
 
   private void accept() {
-    while (true) {
+    try {
+      while (!listener.isClosed()) {
+        acceptOne();
+      }
+    } finally {
+      lock.lock();
       try {
-        admit(new Connection(listener.accept()));
-      } catch (IOException e) {
-        if (listener.isClosed()) {
-          return;
-        }
-        // As when the process has no file descriptors left: it may find some before the deadline.
+        accepting = false;
+        changed.signalAll();
+      } finally {
+        lock.unlock();
+      }
+    }
+  }
+
+  private void acceptOne() {
+    try {
+      admit(new Connection(listener.accept()));
+    } catch (IOException e) {
+      // If not the close: as when the process has no file descriptors left. It may find some.
+      if (!listener.isClosed()) {
         Deadline.in(limits.handshake()).pause(PAUSE_MILLIS);
       }
     }
@@ -457,6 +472,19 @@ final class StoreServer implements AutoCloseable {
     closeQuietly(listener);
     strangers.forEach(stranger -> closeQuietly(stranger.socket));
     strangers.clear();
+    // The port stays open until the thread that is in accept has left it.
+    Deadline patience = Deadline.in(limits.handshake());
+    boolean interrupted = false;
+    while (accepting && !patience.passed()) {
+      try {
+        changed.awaitNanos(patience.nanosLeft());
+      } catch (InterruptedException e) {
+        interrupted = true;
+      }
+    }
+    if (interrupted) {
+      Thread.currentThread().interrupt();
+    }
   }
 
   /** Ends every connection and with them every thread. */
