@@ -498,9 +498,9 @@ public final class Communicator implements AutoCloseable, FailureSource {
       checkTypes("ncclAllReduce", send, recv);
       op.check("ncclAllReduce", this, send.type());
       int rc =
-          NcclH.ncclAllReduce(
-              send.address("ncclAllReduce", sendOffset, count),
-              recv.address("ncclAllReduce", recvOffset, count),
+          NcclCalls.ncclAllReduce(
+              send.pointer("ncclAllReduce", sendOffset, count),
+              recv.pointer("ncclAllReduce", recvOffset, count),
               count,
               send.type().ncclValue(),
               op.ncclValue(),
@@ -534,9 +534,9 @@ public final class Communicator implements AutoCloseable, FailureSource {
       checkTypes("ncclBroadcast", send, recv);
       checkPeer("ncclBroadcast", "root", root);
       int rc =
-          NcclH.ncclBroadcast(
-              send.address("ncclBroadcast", sendOffset, count),
-              recv.address("ncclBroadcast", recvOffset, count),
+          NcclCalls.ncclBroadcast(
+              send.pointer("ncclBroadcast", sendOffset, count),
+              recv.pointer("ncclBroadcast", recvOffset, count),
               count,
               send.type().ncclValue(),
               root,
@@ -573,9 +573,9 @@ public final class Communicator implements AutoCloseable, FailureSource {
       op.check("ncclReduce", this, send.type());
       checkPeer("ncclReduce", "root", root);
       int rc =
-          NcclH.ncclReduce(
-              send.address("ncclReduce", sendOffset, count),
-              recv.address("ncclReduce", recvOffset, count),
+          NcclCalls.ncclReduce(
+              send.pointer("ncclReduce", sendOffset, count),
+              recv.pointer("ncclReduce", recvOffset, count),
               count,
               send.type().ncclValue(),
               op.ncclValue(),
@@ -612,9 +612,9 @@ public final class Communicator implements AutoCloseable, FailureSource {
     try {
       checkTypes("ncclAllGather", send, recv);
       int rc =
-          NcclH.ncclAllGather(
-              send.address("ncclAllGather", sendOffset, sendCount),
-              recv.address("ncclAllGather", recvOffset, times("ncclAllGather", sendCount)),
+          NcclCalls.ncclAllGather(
+              send.pointer("ncclAllGather", sendOffset, sendCount),
+              recv.pointer("ncclAllGather", recvOffset, times("ncclAllGather", sendCount)),
               sendCount,
               send.type().ncclValue(),
               handle,
@@ -653,9 +653,9 @@ public final class Communicator implements AutoCloseable, FailureSource {
       checkTypes("ncclReduceScatter", send, recv);
       op.check("ncclReduceScatter", this, send.type());
       int rc =
-          NcclH.ncclReduceScatter(
-              send.address("ncclReduceScatter", sendOffset, times("ncclReduceScatter", recvCount)),
-              recv.address("ncclReduceScatter", recvOffset, recvCount),
+          NcclCalls.ncclReduceScatter(
+              send.pointer("ncclReduceScatter", sendOffset, times("ncclReduceScatter", recvCount)),
+              recv.pointer("ncclReduceScatter", recvOffset, recvCount),
               recvCount,
               send.type().ncclValue(),
               op.ncclValue(),
@@ -684,8 +684,8 @@ public final class Communicator implements AutoCloseable, FailureSource {
       checkBuffer("ncclSend", buffer);
       checkPeer("ncclSend", "peer", peer);
       int rc =
-          NcclH.ncclSend(
-              buffer.address("ncclSend", offset, count),
+          NcclCalls.ncclSend(
+              buffer.pointer("ncclSend", offset, count),
               count,
               buffer.type().ncclValue(),
               peer,
@@ -711,8 +711,8 @@ public final class Communicator implements AutoCloseable, FailureSource {
       checkBuffer("ncclRecv", buffer);
       checkPeer("ncclRecv", "peer", peer);
       int rc =
-          NcclH.ncclRecv(
-              buffer.address("ncclRecv", offset, count),
+          NcclCalls.ncclRecv(
+              buffer.pointer("ncclRecv", offset, count),
               count,
               buffer.type().ncclValue(),
               peer,
@@ -759,9 +759,9 @@ public final class Communicator implements AutoCloseable, FailureSource {
             "ncclAlltoAll" + where() + " in place in the " + send + ": take ranges that lie apart");
       }
       int rc =
-          NcclH.ncclAlltoAll(
-              send.address("ncclAlltoAll", sendOffset, inAll),
-              recv.address("ncclAlltoAll", recvOffset, inAll),
+          NcclCalls.ncclAlltoAll(
+              send.pointer("ncclAlltoAll", sendOffset, inAll),
+              recv.pointer("ncclAlltoAll", recvOffset, inAll),
               count,
               send.type().ncclValue(),
               handle,
@@ -801,9 +801,9 @@ public final class Communicator implements AutoCloseable, FailureSource {
       checkPeer("ncclGather", "root", root);
       long recvCount = rank == root ? times("ncclGather", sendCount) : 0;
       int rc =
-          NcclH.ncclGather(
-              send.address("ncclGather", sendOffset, sendCount),
-              recv.address("ncclGather", recvOffset, recvCount),
+          NcclCalls.ncclGather(
+              send.pointer("ncclGather", sendOffset, sendCount),
+              recv.pointer("ncclGather", recvOffset, recvCount),
               sendCount,
               send.type().ncclValue(),
               root,
@@ -844,9 +844,9 @@ public final class Communicator implements AutoCloseable, FailureSource {
       checkPeer("ncclScatter", "root", root);
       long sendCount = rank == root ? times("ncclScatter", recvCount) : 0;
       int rc =
-          NcclH.ncclScatter(
-              send.address("ncclScatter", sendOffset, sendCount),
-              recv.address("ncclScatter", recvOffset, recvCount),
+          NcclCalls.ncclScatter(
+              send.pointer("ncclScatter", sendOffset, sendCount),
+              recv.pointer("ncclScatter", recvOffset, recvCount),
               recvCount,
               send.type().ncclValue(),
               root,
@@ -884,10 +884,10 @@ public final class Communicator implements AutoCloseable, FailureSource {
     try {
       checkBuffer("ncclPutSignal", local);
       checkPeer("ncclPutSignal", "peer", peer);
-      MemorySegment from = local.address("ncclPutSignal", offset, count);
+      long from = local.pointer("ncclPutSignal", offset, count);
       target.checkTarget("ncclPutSignal", this, targetOffset, count * local.type().bytes());
       int rc =
-          NcclH.ncclPutSignal(
+          NcclCalls.ncclPutSignal(
               from,
               count,
               local.type().ncclValue(),
