@@ -387,6 +387,9 @@ Join::Join(const ncclUniqueId &id, int nRanks, int rank, int device)
   }
   const Hello hello = {kHelloMagic, nRanks, rank, device, getpid()};
   if (!sendPacket(socket_.get(), &hello, sizeof(hello), {Heap::instance().fd(), lifelineFd()})) {
+    if (errno == EPIPE || errno == ECONNRESET) {  // the meeting point closed after it let this rank connect
+      throwNobodyAnswers();
+    }
     throw NcclFailure(ncclSystemError, "ncclCommInitRank: introducing the rank" + systemReason());
   }
 }

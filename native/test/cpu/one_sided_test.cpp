@@ -92,7 +92,7 @@ TEST(waitInAGroupDoesNotBlockThePutAfterIt) {
 }
 
 TEST(waitForASignalThatNeverComesNamesTheRank) {
-  setenv("NCCLFFM_CPU_TIMEOUT_MS", "300", 1);
+  setenv("NCCLFFM_CPU_TIMEOUT_MS", "2000", 1);  // also of the init, which must go well
   onRanks(2, [](Rank &rank) {
     if (rank.rank == 1) {
       ncclResult_t error = ncclSuccess;
@@ -105,7 +105,7 @@ TEST(waitForASignalThatNeverComesNamesTheRank) {
     ncclWaitSignalDesc_t wait = {1, 1, 0, 0};
     NCCL_OK(ncclWaitSignal(1, &wait, rank.comm, rank.stream));
     CHECK_EQ(cudaStreamSynchronize(rank.stream), cudaErrorLaunchFailure);
-    CHECK_CONTAINS(ncclGetLastError(rank.comm), "ncclWaitSignal: rank 1 did not come to it within 300 ms");
+    CHECK_CONTAINS(ncclGetLastError(rank.comm), "ncclWaitSignal: rank 1 did not come to it within 2000 ms");
   });
 }
 

@@ -11,6 +11,8 @@ namespace {
 constexpr int kChannels = 3;
 constexpr uint32_t kSlotBytes = 512;
 constexpr uint64_t kTimeoutNs = 300 * kMs;  // where a timeout is what must come
+// ... and ranks must be in step before: none stands still for so long on a busy machine.
+constexpr uint64_t kPatientNs = 1500 * kMs;
 
 Call floatCall(uint32_t function, std::vector<float> &in, std::vector<float> &out, uint64_t count) {
   Call call = {};
@@ -41,9 +43,9 @@ Status statusOf(ncclResult_t code, uint32_t function, int peer, int channel, uin
   return {static_cast<uint32_t>(code), function, 0, peer, channel, epoch, 0, 0, 1, {}, {}};
 }
 
-void checkWaited(World &world, int rank) {
+void checkWaited(World &world, int rank, uint64_t timeoutNs) {
   const uint64_t waited = world.status(rank).waitedNs;
-  check(waited >= kTimeoutNs && waited < 30 * kTimeoutNs, "rank %d waited %llu ns", rank,
+  check(waited >= timeoutNs && waited < 30 * kTimeoutNs, "rank %d waited %llu ns", rank,
         static_cast<unsigned long long>(waited));
 }
 
@@ -73,7 +75,7 @@ void rankThatNeverArrivesIsNamedOnEveryLiveRank(int nRanks, int absent, uint32_t
   inThreads(nRanks, [&](int rank) {
     if (rank == absent) return;
     DevComm comm = world.comm(rank);
-    comm.timeoutNs = kTimeoutNs;
+    comm.timeoutNs = kPatientNs;
     std::vector<float> in(900, 1.0f), out(900 * nRanks);
     Call call = floatCall(function, in, out, 900 / nRanks);
     call.root = function == ncclFfmFunctionHierarchicalAllReduce ? nRanks : (absent + 1) % nRanks;
@@ -87,7 +89,7 @@ void rankThatNeverArrivesIsNamedOnEveryLiveRank(int nRanks, int absent, uint32_t
   });
   for (int rank = 0; rank < nRanks; ++rank) {
     if (rank == absent) continue;
-    checkWaited(world, rank);
+    checkWaited(world, rank, kPatientNs);
     checkStatus(world, rank, statusOf(ncclTimeout, function, absent, kChannel, kGoodCalls + 1));
   }
 
@@ -285,8 +287,7 @@ void rankThatDiesInTheMiddleIsNamed() {
   constexpr uint64_t kCount = 90;  // everybody has a shard, and so waits for everybody in the first step
   for (uint32_t protocol : {ncclFfmProtocolLL, ncclFfmProtocolLL128, ncclFfmProtocolSimple}) {
     for (int stepsDone : {0, 1}) {
-      // Long enough for the step before, also on a busy machine.
-      World world(kRanks, kChannels, kSlotBytes, 2000 * kMs);
+      World world(kRanks, kChannels, kSlotBytes, kPatientNs);
       std::atomic<int> begun{0};
       inThreads(kRanks, [&](int rank) {
         ++begun;
@@ -356,26 +357,38 @@ void gridWithoutAllOfItsBlocksTimesOut() {
 // One block of a grid is through and waits for the other, which waits for a peer in vain: the status names the peer.
 void peerThatDoesNotComeToABlockOfAGridIsNamed() {
   constexpr uint64_t kCount = 2 * kShareBytes / sizeof(float);  // a share for each block
-  // The block that gets through has a deadline of its own, which a busy machine keeps.
   World world(2, kChannels, kSlotBytes, 20000 * kMs);
   std::vector<float> buffers[2] = {std::vector<float>(kCount, 1.0f), std::vector<float>(kCount, 2.0f)};
-  std::vector<std::thread> threads;
-  for (int block = 0; block < 2; ++block) {
-    threads.emplace_back([&, block] {
-      const Grid<CoopThread> grid = {CoopThread(), block, 2};
-      DevComm comm = world.comm(0);
-      if (block == 1) comm.timeoutNs = kTimeoutNs;
-      const ncclResult_t result =
-          ncclDevAllReduce(grid, comm, buffers[0].data(), buffers[0].data(), kCount, ncclFloat32, ncclSum, 1);
-      check(result == ncclTimeout, "block %d: result %d, not ncclTimeout", block, result);
-    });
-  }
+  std::atomic<bool> firstIsThrough{false};
+  std::thread first([&] {
+    const Grid<CoopThread> grid = {CoopThread(), 0, 2};
+    const ncclResult_t result =
+        ncclDevAllReduce(grid, world.comm(0), buffers[0].data(), buffers[0].data(), kCount, ncclFloat32, ncclSum, 1);
+    check(result == ncclTimeout, "the first block: result %d, not ncclTimeout", result);
+  });
+  // The body of the same call, but its exchange waits for the first block's, and not for long for the peer.
+  std::thread second([&] {
+    const Grid<CoopThread> grid = {CoopThread(), 1, 2};
+    Call call = floatCall(ncclFfmFunctionAllReduce, buffers[0], buffers[0], kCount);
+    chooseFor(world.comm(0), call, 1, 2);
+    ncclResult_t result = syncGrid(grid, world.comm(0), 1);
+    check(result == ncclSuccess, "the second block arrives: result %d", result);
+    while (!firstIsThrough) std::this_thread::yield();
+    DevComm comm = world.comm(0);
+    comm.timeoutNs = kTimeoutNs;
+    result = callOnChannel(CoopThread(), comm, call, 2, shareOf(kCount, sizeof(float), 1, 2));
+    check(result == ncclTimeout, "the second block: result %d, not ncclTimeout", result);
+    result = syncGrid(grid, world.comm(0), 1);
+    check(result == ncclTimeout, "the second block leaves: result %d, not ncclTimeout", result);
+  });
   Call call = floatCall(ncclFfmFunctionAllReduce, buffers[1], buffers[1], kCount);
   chooseFor(world.comm(1), call, 1, 2);
-  const BlockShare first = shareOf(kCount, sizeof(float), 0, 2);
-  const ncclResult_t result = callOnChannel(CoopThread(), world.comm(1), call, 1, first);
+  const BlockShare share = shareOf(kCount, sizeof(float), 0, 2);
+  const ncclResult_t result = callOnChannel(CoopThread(), world.comm(1), call, 1, share);
   check(result == ncclSuccess, "the peer's first block: result %d", result);
-  for (std::thread &thread : threads) thread.join();
+  firstIsThrough = true;
+  first.join();
+  second.join();
   checkStatus(world, 0, statusOf(ncclTimeout, ncclFfmFunctionAllReduce, 1, 2, 1));
 }
 
@@ -466,7 +479,7 @@ void sendsAndReceivesWithoutTheirOtherEndTimeOut() {
     result = ncclDevCallLsa(CoopThread(), world.comm(0), call, kChannel);
     check(result == ncclTimeout, "protocol %u: a send beyond two slots: result %d", protocol, result);
     checkStatus(world, 0, statusOf(ncclTimeout, ncclFfmFunctionSend, 1, kChannel, 3));
-    checkWaited(world, 0);
+    checkWaited(world, 0, kTimeoutNs);
 
     World other(2, kChannels, kSlotBytes, kTimeoutNs);
     call.function = ncclFfmFunctionRecv;

@@ -122,7 +122,7 @@ inline void breakRule(const char *name) {
   }
   expectFailure = true;
   // A task that is not whole has addresses of nothing.
-  for (int crash : {SIGSEGV, SIGBUS, SIGFPE}) {
+  for (int crash : {SIGSEGV, SIGBUS, SIGFPE, SIGABRT}) {
     std::signal(crash, [](int) {
       constexpr char kText[] = "a broken rule was noticed: a crash\n";
       _exit(write(STDERR_FILENO, kText, sizeof kText - 1) < 0 ? 1 : 0);

@@ -85,9 +85,18 @@ class Queue {
     for (Status &status : status_) __atomic_store_n(&status.abort, 1, __ATOMIC_RELAXED);
   }
 
+  /// Empty if the lane has not failed. Who fails it says so first and writes the record then.
   Status status(uint32_t lane) {
     const Status &s = status_[lane];
-    if (__atomic_load_n(&s.ready, __ATOMIC_ACQUIRE) == 0) return {};
+    const uint64_t start = nowNs();
+    while (__atomic_load_n(&s.ready, __ATOMIC_ACQUIRE) == 0) {
+      if (__atomic_load_n(&lanes_[lane].failed, __ATOMIC_RELAXED) == 0) return {};
+      if (nowNs() - start > timeoutNs()) {
+        check(false, "a lane that has failed has no record");
+        return {};
+      }
+      std::this_thread::yield();
+    }
     return {s.code, s.function, s.rank, s.peer, s.channel, s.epoch, s.waitedNs, 0, 1, s.task, s.peerTask};
   }
   uint32_t done(uint32_t lane) { return __atomic_load_n(&lanes_[lane].done, __ATOMIC_ACQUIRE); }

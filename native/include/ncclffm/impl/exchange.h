@@ -407,7 +407,10 @@ NCCLFFM_DEVICE ncclResult_t runStepOfSimple(ChannelSession<Coop> &session, const
     const uint64_t outOffset =
         slotOffset(comm, Traffic::kCollective, ncclFfmProtocolSimple, site.channel, site.epoch, comm.rank);
     char *inbox = slotOf(comm, Traffic::kCollective, ncclFfmProtocolSimple, comm.rank, site.channel, site.epoch, 0);
-    if (!holds(Rule::kDataBeforeFlag)) session.tellReady();
+    if (!holds(Rule::kDataBeforeFlag)) {
+      session.tellReady();
+      NCCLFFM_STALL();
+    }
     for (int k = 1; k < team.size; ++k) {
       const int member = team.after(k);
       if (!step.gives(team.self, member)) continue;
