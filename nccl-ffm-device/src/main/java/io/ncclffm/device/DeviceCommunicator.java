@@ -501,8 +501,8 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
         0,
         0,
         count,
-        send.address(DeviceFunction.ALL_REDUCE.operation, sendOffset, count).address(),
-        recv.address(DeviceFunction.ALL_REDUCE.operation, recvOffset, count).address(),
+        send.pointer(DeviceFunction.ALL_REDUCE.operation, sendOffset, count),
+        recv.pointer(DeviceFunction.ALL_REDUCE.operation, recvOffset, count),
         stream,
         choice);
   }
@@ -597,12 +597,11 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
         0,
         0,
         recvCount,
-        send.address(
-                DeviceFunction.REDUCE_SCATTER.operation,
-                sendOffset,
-                times(DeviceFunction.REDUCE_SCATTER, recvCount))
-            .address(),
-        recv.address(DeviceFunction.REDUCE_SCATTER.operation, recvOffset, recvCount).address(),
+        send.pointer(
+            DeviceFunction.REDUCE_SCATTER.operation,
+            sendOffset,
+            times(DeviceFunction.REDUCE_SCATTER, recvCount)),
+        recv.pointer(DeviceFunction.REDUCE_SCATTER.operation, recvOffset, recvCount),
         stream,
         choice);
   }
@@ -696,12 +695,11 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
         0,
         0,
         sendCount,
-        send.address(DeviceFunction.ALL_GATHER.operation, sendOffset, sendCount).address(),
-        recv.address(
-                DeviceFunction.ALL_GATHER.operation,
-                recvOffset,
-                times(DeviceFunction.ALL_GATHER, sendCount))
-            .address(),
+        send.pointer(DeviceFunction.ALL_GATHER.operation, sendOffset, sendCount),
+        recv.pointer(
+            DeviceFunction.ALL_GATHER.operation,
+            recvOffset,
+            times(DeviceFunction.ALL_GATHER, sendCount)),
         stream,
         choice);
   }
@@ -784,8 +782,8 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
         checkRoot(DeviceFunction.BROADCAST, root),
         0,
         count,
-        send.address(DeviceFunction.BROADCAST.operation, sendOffset, count).address(),
-        recv.address(DeviceFunction.BROADCAST.operation, recvOffset, count).address(),
+        send.pointer(DeviceFunction.BROADCAST.operation, sendOffset, count),
+        recv.pointer(DeviceFunction.BROADCAST.operation, recvOffset, count),
         stream,
         choice);
   }
@@ -873,8 +871,8 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
         checkRoot(DeviceFunction.REDUCE, root),
         0,
         count,
-        send.address(DeviceFunction.REDUCE.operation, sendOffset, count).address(),
-        recv.address(DeviceFunction.REDUCE.operation, recvOffset, count).address(),
+        send.pointer(DeviceFunction.REDUCE.operation, sendOffset, count),
+        recv.pointer(DeviceFunction.REDUCE.operation, recvOffset, count),
         stream,
         choice);
   }
@@ -973,16 +971,14 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
         0,
         0,
         count,
-        send.address(
-                DeviceFunction.ALL_TO_ALL.operation,
-                sendOffset,
-                times(DeviceFunction.ALL_TO_ALL, count))
-            .address(),
-        recv.address(
-                DeviceFunction.ALL_TO_ALL.operation,
-                recvOffset,
-                times(DeviceFunction.ALL_TO_ALL, count))
-            .address(),
+        send.pointer(
+            DeviceFunction.ALL_TO_ALL.operation,
+            sendOffset,
+            times(DeviceFunction.ALL_TO_ALL, count)),
+        recv.pointer(
+            DeviceFunction.ALL_TO_ALL.operation,
+            recvOffset,
+            times(DeviceFunction.ALL_TO_ALL, count)),
         stream,
         choice);
   }
@@ -1082,8 +1078,8 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
         ranksPerGroup,
         0,
         count,
-        send.address(function.operation, sendOffset, count).address(),
-        recv.address(function.operation, recvOffset, count).address(),
+        send.pointer(function.operation, sendOffset, count),
+        recv.pointer(function.operation, recvOffset, count),
         stream,
         choice);
   }
@@ -1135,7 +1131,7 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
         checkPeer(function, peer),
         0,
         count,
-        buffer.address(function.operation, offset, count).address(),
+        buffer.pointer(function.operation, offset, count),
         0,
         stream,
         choice);
@@ -1173,7 +1169,7 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
         checkPeer(function, peer),
         count,
         0,
-        buffer.address(function.operation, offset, count).address(),
+        buffer.pointer(function.operation, offset, count),
         stream,
         choice);
   }
@@ -1224,8 +1220,8 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
         checkPeer(function, to),
         checkPeer(function, from),
         count,
-        send.address(function.operation, sendOffset, count).address(),
-        recv.address(function.operation, recvOffset, count).address(),
+        send.pointer(function.operation, sendOffset, count),
+        recv.pointer(function.operation, recvOffset, count),
         stream,
         choice);
   }
