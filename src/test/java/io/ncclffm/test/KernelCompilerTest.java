@@ -14,6 +14,7 @@ import io.ncclffm.device.KernelImage;
 import io.ncclffm.device.KernelModule;
 import io.ncclffm.device.KernelSource;
 import java.io.IOException;
+import java.nio.charset.Charset;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
@@ -98,9 +99,15 @@ class KernelCompilerTest {
     NvrtcHere.assumePresent();
   }
 
+  /** Without the letters that this locale's file names cannot have. */
+  static String fileName(String name) {
+    Charset ofFileNames = Charset.forName(System.getProperty("sun.jnu.encoding"));
+    return ofFileNames.newEncoder().canEncode(name) ? name : name.replaceAll("[^ -~]", "");
+  }
+
   @BeforeEach
   void useOwnCache() {
-    cache = folder.resolve("cache of Zoë"); // as users are called
+    cache = folder.resolve(fileName("cache of Zoë")); // as users are called
     System.setProperty("ncclffm.kernelCache", cache.toString());
   }
 

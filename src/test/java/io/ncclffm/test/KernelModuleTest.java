@@ -104,7 +104,10 @@ class KernelModuleTest {
       try (KernelModule module = KernelModule.load(device(), image)) {
         assertScales(module);
       }
-      Path file = Files.write(folder.resolve("kernels ü " + architecture), image.toBytes());
+      Path file =
+          Files.write(
+              folder.resolve(KernelCompilerTest.fileName("kernels ü ") + architecture),
+              image.toBytes());
       try (KernelModule module = KernelModule.load(device(), file)) {
         assertScales(module);
       }

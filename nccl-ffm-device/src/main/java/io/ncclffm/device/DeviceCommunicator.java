@@ -437,8 +437,8 @@ public final class DeviceCommunicator implements AbortableResource, FailureSourc
     try {
       checkWindow(function.operation, send, sendOffset, type, sendCount);
       checkWindow(function.operation, recv, recvOffset, type, recvCount);
-      long sendPeers = send.lsa().peers().address(0).address();
-      long recvPeers = recv.lsa().peers().address(0).address();
+      long sendPeers = send.lsa().peers().pointer(function.operation, 0, 0);
+      long recvPeers = recv.lsa().peers().pointer(function.operation, 0, 0);
       synchronized (lock) {
         checkUsable(function.operation, stream);
         fill(function, type, op, root, 0, count, choice);

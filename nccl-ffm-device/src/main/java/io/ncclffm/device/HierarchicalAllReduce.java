@@ -244,8 +244,8 @@ public final class HierarchicalAllReduce implements AutoCloseable {
       throw new IllegalArgumentException(
           OPERATION + ": send " + send + " and recv " + recv + " differ in type; take one type");
     }
-    long from = send.address(OPERATION, sendOffset, count).address();
-    long to = recv.address(OPERATION, recvOffset, count).address();
+    long from = send.pointer(OPERATION, sendOffset, count);
+    long to = recv.pointer(OPERATION, recvOffset, count);
     if (from != to && Math.abs(from - to) < count * send.type().bytes()) {
       throw new IllegalArgumentException(
           OPERATION

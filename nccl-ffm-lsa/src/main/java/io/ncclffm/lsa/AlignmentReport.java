@@ -33,7 +33,7 @@ public record AlignmentReport(
    * @throws IllegalArgumentException if they do not lie in the buffer
    */
   public static AlignmentReport of(DeviceBuffer buffer, long offset, long count) {
-    long address = buffer.address("alignmentReport", offset, count).address();
+    long address = buffer.pointer("alignmentReport", offset, count);
     return of(address, count, buffer.type(), NO_WINDOW);
   }
 

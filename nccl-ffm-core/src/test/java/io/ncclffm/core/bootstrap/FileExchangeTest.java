@@ -34,7 +34,7 @@ class FileExchangeTest {
   private final TestRanks threads = new TestRanks();
 
   @AfterEach
-  void close() {
+  void close() throws InterruptedException {
     threads.close();
   }
 

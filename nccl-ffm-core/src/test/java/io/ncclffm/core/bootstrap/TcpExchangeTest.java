@@ -228,7 +228,7 @@ class TcpExchangeTest {
     StoreServer server = listen(4);
     RawPeer patient = seated(1, 4, server.port());
     Future<byte[]> served = serve(server, LONG);
-    Future<byte[]> hasty = fetch(client(3, 4, server.port()), Duration.ofSeconds(3));
+    Future<byte[]> hasty = fetch(client(3, 4, server.port()), Duration.ofSeconds(10));
     String message = "rank 2 of 4 did not come before the deadline of rank 3";
     assertContains(TestRanks.failure(DeadlineException.class, served), message);
     assertContains(TestRanks.failure(DeadlineException.class, hasty), "gave up", message);

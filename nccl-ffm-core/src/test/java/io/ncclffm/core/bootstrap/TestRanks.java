@@ -14,6 +14,7 @@ import java.util.concurrent.Executors;
 import java.util.concurrent.Future;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
+import java.util.concurrent.locks.LockSupport;
 import java.util.function.BooleanSupplier;
 
 /** Ranks as threads, each with an end, for the tests of this package. */
@@ -67,7 +68,8 @@ final class TestRanks implements AutoCloseable {
       if (System.nanoTime() - end > 0) {
         fail("not within " + LIMIT_SECONDS + " s: " + what);
       }
-      Thread.onSpinWait();
+      // Lets the others run where all virtual threads share one processor.
+      LockSupport.parkNanos(100_000);
     }
   }
 
@@ -78,8 +80,14 @@ final class TestRanks implements AutoCloseable {
     return id;
   }
 
+  /**
+   * Waits for what it ends: files that it still writes would be in the way of their folder's end.
+   */
   @Override
-  public void close() {
+  public void close() throws InterruptedException {
     threads.shutdownNow();
+    if (!threads.awaitTermination(LIMIT_SECONDS, TimeUnit.SECONDS)) {
+      fail("ranks of the test do not end");
+    }
   }
 }
