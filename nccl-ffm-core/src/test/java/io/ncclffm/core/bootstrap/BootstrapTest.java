@@ -35,7 +35,7 @@ class BootstrapTest {
   private final TestRanks threads = new TestRanks();
 
   @AfterEach
-  void close() throws InterruptedException {
+  void close() {
     threads.close();
   }
 

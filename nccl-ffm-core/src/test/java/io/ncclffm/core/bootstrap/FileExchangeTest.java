@@ -34,7 +34,7 @@ class FileExchangeTest {
   private final TestRanks threads = new TestRanks();
 
   @AfterEach
-  void close() throws InterruptedException {
+  void close() {
     threads.close();
   }
 

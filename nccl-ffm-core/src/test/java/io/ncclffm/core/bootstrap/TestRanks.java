@@ -1,5 +1,6 @@
 package io.ncclffm.core.bootstrap;
 
+import static org.junit.jupiter.api.Assertions.assertTrue;
 import static org.junit.jupiter.api.Assertions.fail;
 
 import io.ncclffm.core.NcclUniqueId;
@@ -84,10 +85,12 @@ final class TestRanks implements AutoCloseable {
    * Waits for what it ends: files that it still writes would be in the way of their folder's end.
    */
   @Override
-  public void close() throws InterruptedException {
+  public void close() {
     threads.shutdownNow();
-    if (!threads.awaitTermination(LIMIT_SECONDS, TimeUnit.SECONDS)) {
-      fail("ranks of the test do not end");
+    try {
+      assertTrue(threads.awaitTermination(LIMIT_SECONDS, TimeUnit.SECONDS), "ranks do not end");
+    } catch (InterruptedException e) {
+      fail(e);
     }
   }
 }
